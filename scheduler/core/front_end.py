@@ -1,0 +1,176 @@
+"""What the engine and its front ends say to each other.
+
+Everything here is plain data without callbacks, so that a front end may live in
+another process than the engine. A front end names each of its calls by a
+`handle`, an integer of its own that it never uses twice; the engine answers with
+the same handle. For each submitted handle the engine sends exactly one final
+event: an `Output` with a `finish`, or a `Failure`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class FailureKind(enum.Enum):
+    """Why a request failed. The front end turns it into a gRPC status."""
+
+    INVALID = "invalid"  # can never work: field, value and limit in the message
+    DUPLICATE_ID = "duplicate id"  # request_id is running or waiting
+    QUEUE_FULL = "queue full"  # retry later
+    DEADLINE = "deadline"  # its deadline passed
+    CANCELLED = "cancelled"  # the client cancelled or went away
+    UNAVAILABLE = "unavailable"  # no worker yet, worker away too long, or draining
+    INTERNAL = "internal"  # the request itself made a step fail
+
+
+class FinishReason(enum.Enum):
+    """Why an output ended well."""
+
+    STOP = "stop"  # an end token, a stop token or a stop string
+    LENGTH = "length"  # max_tokens, or no room for more in the model or the pool
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request, checked by the front end against everything it knows.
+
+    `max_tokens` None means as many as the model and the pool have room for.
+    `deadline` is on `time.monotonic()`, seconds. `arrival` likewise.
+    """
+
+    handle: int
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    max_tokens: int | None
+    temperature: float
+    seed: int | None
+    stop_ids: frozenset[int]
+    arrival: float
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Ends a request from the front end's side; unknown handles are ignored.
+
+    With reason STOP, `output_tokens` is the number of tokens up to and with the
+    one that completed a stop string: it sets the usage, and the request ends with
+    an `Output` whose finish is STOP. With any other reason it ends with a
+    `Failure` of that kind.
+    """
+
+    handle: int
+    reason: FailureKind | FinishReason
+    output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """How a request ended, with its usage. Times are seconds."""
+
+    reason: FinishReason
+    stop_token: int | None  # the token that stopped it, if one did
+    prompt_tokens: int
+    output_tokens: int
+    queue_seconds: float
+    first_token_seconds: float
+    total_seconds: float
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """New tokens of one request, in order; with `finish`, its last event."""
+
+    handle: int
+    token_ids: list[int]
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The last event of a request that failed."""
+
+    handle: int
+    kind: FailureKind
+    message: str
+    field: str = ""  # the request field at fault, for INVALID
+    retry_after: float | None = None  # seconds, for QUEUE_FULL
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the front end checks requests against; known once a worker connected."""
+
+    max_model_len: int
+    vocab_size: int
+    max_rows: int
+    block_size: int
+    usable_blocks: int
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Most tokens (prompt plus output) of one request. The last token sampled
+        needs no slot, so the pool has room for one more than it has slots."""
+        return min(self.max_model_len, self.usable_blocks * self.block_size + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """The engine at one moment, for health and GetStatus. Totals since start."""
+
+    ready: bool
+    reason: str  # if not ready: what it waits for
+    limits: Limits | None
+    worker_incarnation: int
+    worker_device: str
+    running: int
+    waiting: int
+    free_blocks: int
+    steps_in_flight: int
+    steps: int
+    prompt_tokens: int
+    output_tokens: int
+    discarded_tokens: int
+    preemptions: int
+    loop_turned_at: float  # time.monotonic() of the engine loop's last turn
+
+
+Event = Output | Failure
+
+
+@dataclass(slots=True)
+class EventBatch:
+    """All events of one turn of the engine: one wake-up of the front end."""
+
+    events: list[Event] = field(default_factory=list)
+
+
+class FrontEnd(Protocol):
+    """What the engine needs of a front end. Called on the engine's thread: must
+    not block and must not raise."""
+
+    def deliver(self, batch: EventBatch) -> None: ...
+
+    def status_changed(self, status: EngineStatus) -> None:
+        """Readiness or limits changed."""
+        ...
+
+
+class EnginePort(Protocol):
+    """What a front end needs of the engine. Callable from any thread; none
+    blocks."""
+
+    def submit(self, submission: Submission) -> None: ...
+
+    def abort(self, abort: Abort) -> None: ...
+
+    def status(self) -> EngineStatus: ...
+
+    def drain(self, deadline: float) -> None:
+        """Refuses new requests; what is unfinished at `deadline`
+        (time.monotonic()) fails with UNAVAILABLE."""
+        ...

@@ -1,0 +1,139 @@
+"""What the engine and the link to its worker say to each other.
+
+The engine plans; the link encodes, keeps the window of unanswered steps, and
+reconnects. A link posts `LinkEvent`s to the engine's inbox from threads of its
+own and never calls into the engine otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What Connect told of the worker (see worker.proto for units)."""
+
+    incarnation: int
+    last_executed_step: int
+    device: str
+    fingerprint: str
+    vocab_size: int
+    max_model_len: int
+    num_blocks: int  # scratch block included
+    block_size: int
+    max_rows: int
+    max_step_tokens: int
+    max_steps_in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewRow:
+    """A request that takes a row with this step."""
+
+    row: int
+    request_id: str
+    token_ids: np.ndarray  # int32 [n], prompt then output so far
+    prompt_len: int
+    block_ids: np.ndarray  # int32 [b], may be empty
+    temperature: float
+    seed: int
+    tokens_in_pool: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step as the engine decided it; pure data. The policy and the engine fill
+    it, the link encodes it. Shapes: s sequences, t tokens."""
+
+    step_id: int
+    incarnation: int
+    free_rows: np.ndarray  # int32 [f]
+    new_rows: list[NewRow]
+    table_rows: np.ndarray  # int32 [a]
+    table_counts: np.ndarray  # int32 [a]
+    table_blocks: np.ndarray  # int32 [sum of counts]
+    rows: np.ndarray  # int32 [s]
+    query_lens: np.ndarray  # int32 [s]
+    context_lens: np.ndarray  # int32 [s]
+    slot_mapping: np.ndarray  # int64 [t]
+    samples: np.ndarray  # bool [s]
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The stream is open. `resumed`: same incarnation as before, and the link has
+    sent the unanswered steps again; otherwise the window was dropped and the
+    engine must recover every running request."""
+
+    info: WorkerInfo
+    resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The worker cannot be reached; the link goes on trying. Changes nothing by
+    itself. `reason` is for people."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepAnswer:
+    """The answer to one step."""
+
+    step_id: int
+    tokens: np.ndarray  # int32 [m], of the sequences that sample, in order
+    non_finite: np.ndarray | None  # bool [m], or None if no row was
+    times_ns: StepTimes
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """The worker's durations for a step, ns, and the round trip seen here."""
+
+    queue: int = 0
+    input: int = 0
+    device: int = 0
+    sample: int = 0
+    total: int = 0
+    round_trip: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepRefused:
+    """The worker refused the step and will refuse all later ones. The link has
+    already called Reset and reconnects; a `Connected(resumed=False)` follows."""
+
+    step_id: int
+    message: str
+    sequence: int | None  # index into the step's rows, if one is at fault
+    row: int | None = field(default=None)
+
+
+LinkEvent = Connected | Disconnected | StepAnswer | StepRefused
+
+
+class Inbox(Protocol):
+    """Where a link posts; callable from any thread, never blocks."""
+
+    def post(self, event: LinkEvent) -> None: ...
+
+
+class WorkerLink(Protocol):
+    """What the engine needs of a link. `send` and `close` are called on the
+    engine's thread."""
+
+    def start(self, inbox: Inbox) -> None:
+        """Starts connecting, for ever, with bounded backoff. Returns at once."""
+        ...
+
+    def send(self, plan: StepPlan) -> None:
+        """Encodes and queues a step; never blocks. While disconnected the step is
+        kept and sent on resumption, or dropped with its incarnation."""
+        ...
+
+    def close(self) -> None: ...
