@@ -4,7 +4,7 @@ Everything here is plain data without callbacks, so that a front end may live in
 another process than the engine. A front end names each of its calls by a
 `handle`, an integer of its own that it never uses twice; the engine answers with
 the same handle. For each submitted handle the engine sends exactly one final
-event: an `Output` with a `finish`, or a `Failure`.
+event: a `Finished` or a `Failure`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 from typing import Protocol
+
+import numpy as np
 
 
 class FailureKind(enum.Enum):
@@ -58,7 +60,7 @@ class Abort:
 
     With reason STOP, `output_tokens` is the number of tokens up to and with the
     one that completed a stop string: it sets the usage, and the request ends with
-    an `Output` whose finish is STOP. With any other reason it ends with a
+    a `Finished` of reason STOP. With any other reason it ends with a
     `Failure` of that kind.
     """
 
@@ -82,12 +84,12 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
-    """New tokens of one request, in order; with `finish`, its last event."""
+class Finished:
+    """The last event of a request that ended well. Its tokens came before it, in
+    this batch or in earlier ones."""
 
     handle: int
-    token_ids: list[int]
-    finish: Finish | None = None
+    finish: Finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +141,18 @@ class EngineStatus:
     loop_turned_at: float  # time.monotonic() of the engine loop's last turn
 
 
-Event = Output | Failure
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class EventBatch:
-    """All events of one turn of the engine: one wake-up of the front end."""
+    """All events of one turn of the engine: one wake-up of the front end.
 
-    events: list[Event] = field(default_factory=list)
+    Tokens come as two columns of one length, so that the engine touches no object
+    for a row that just goes on: token_ids[i] is the next token of handles[i]. A
+    handle may stand there more than once. The tokens come before the ends.
+    """
+
+    handles: np.ndarray  # int64 [m]
+    token_ids: np.ndarray  # int32 [m]
+    ends: list[Finished | Failure] = field(default_factory=list)
 
 
 class FrontEnd(Protocol):
