@@ -1,0 +1,1 @@
+"""What runs, fetches and measures nanoserve; nothing in the servers imports it."""
