@@ -63,7 +63,7 @@ def damage(folder: Path) -> str | None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds an exclusive lock on `path`, so that two processes never fetch the same model at once."""
+    """Holds an exclusive lock on `path`, so that two processes never fetch one model at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--model",
         default=DEFAULT,
-        help="'default' (SmolLM2-135M-Instruct), a local folder, or a hub id (default: %(default)s)",
+        help="'default' (SmolLM2-135M-Instruct), a local folder, or a hub id; default: %(default)s",
     )
     try:
         folder = fetch(parser.parse_args(arguments).model)
