@@ -1,0 +1,78 @@
+"""The op table: one record of functions per face, all with the signatures of `kernels.reference`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernels.packed_weight import PackedWeight
+from kernels.shapes import check_supported
+
+__all__ = ["FACES", "Ops", "PackedWeight", "check_supported", "ops"]
+
+FACES = ("auto", "reference", "cpu", "triton")
+
+
+def _no_plan(*_: Any, **__: Any) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Ops:
+    """The functions that a model is made of; `kernels.reference` documents each.
+
+    `plan_decode(k_pool, block_tables, rows, context_lens)` and
+    `plan_prefill(k_pool, block_tables, rows, query_starts, context_lens)` prepare what all layers of
+    a step share; an attention op given no `plan` makes its own. k_pool is any layer's.
+    """
+
+    face: str
+    rms_norm: Callable[..., torch.Tensor]
+    add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    rope_and_write_kv: Callable[..., torch.Tensor]
+    paged_attention_decode: Callable[..., torch.Tensor]
+    paged_attention_prefill: Callable[..., torch.Tensor]
+    silu_and_mul: Callable[..., torch.Tensor]
+    pack_weight: Callable[[torch.Tensor], PackedWeight]
+    linear: Callable[..., torch.Tensor]
+    sample: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    plan_decode: Callable[..., Any] = _no_plan
+    plan_prefill: Callable[..., Any] = _no_plan
+
+
+def ops(device: torch.device | str, face: str = "auto") -> Ops:
+    """The ops of `face` for tensors on `device`; "auto" is triton on CUDA and cpu elsewhere.
+
+    Triton is imported only where its face is asked for. On a CPU it runs in Triton's interpreter,
+    for tests: TRITON_INTERPRET=1 must be set before the first call.
+    """
+    kind = torch.device(device).type
+    if face not in FACES:
+        raise ValueError(f"face {face!r} is not one of {FACES}")
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"device {device} is not supported: use cpu or cuda")
+    if face == "auto":
+        face = "triton" if kind == "cuda" else "cpu"
+    if face == "reference":
+        from kernels import reference
+
+        return _table(reference, "reference")
+    if face == "cpu":
+        if kind != "cpu":
+            raise ValueError(f"face 'cpu' does not run on {device}: use 'triton' or 'auto'")
+        from kernels import cpu
+
+        return _table(cpu, "cpu", plan_decode=cpu.plan_decode, plan_prefill=cpu.plan_prefill)
+    from kernels import triton_ops
+
+    triton_ops.check_device(kind)
+    return _table(triton_ops, "triton")
+
+
+def _table(module: Any, face: str, **plans: Callable[..., Any]) -> Ops:
+    names = [name for name in Ops.__dataclass_fields__ if name not in ("face", *_PLANS)]
+    return Ops(face=face, **{name: getattr(module, name) for name in names}, **plans)
+
+
+_PLANS = ("plan_decode", "plan_prefill")

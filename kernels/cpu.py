@@ -1,0 +1,113 @@
+"""The CPU face: few, large torch ops per layer, and results of a row that no other row can change.
+
+Every function has the signature of its namesake in `kernels.reference`.
+"""
+
+import torch
+
+from kernels.cpu_attention import (
+    paged_attention_decode,
+    paged_attention_prefill,
+    plan_decode,
+    plan_prefill,
+)
+from kernels.cpu_linear import linear, pack_weight
+from kernels.noise import MIN_TEMPERATURE, NOISE_SPREAD, gumbel, noise_bits, row_keys
+
+__all__ = [
+    "add_rms_norm",
+    "linear",
+    "pack_weight",
+    "paged_attention_decode",
+    "paged_attention_prefill",
+    "plan_decode",
+    "plan_prefill",
+    "rms_norm",
+    "rope_and_write_kv",
+    "sample",
+    "silu_and_mul",
+]
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Torch has no fused RMS norm on the CPU, but a fused layer norm: (x, -x) has mean 0 and x's own
+    mean square as its variance, so the first half of its layer norm is x's RMS norm."""
+    width = x.shape[-1]
+    both = torch.nn.functional.layer_norm(torch.cat((x, -x), dim=-1), (2 * width,), None, None, eps)
+    return both[..., :width] * weight
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    total = x + residual
+    return rms_norm(total, weight, eps), total
+
+
+def rope_and_write_kv(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    num_heads: int,
+) -> torch.Tensor:
+    tokens = qkv.shape[0]
+    kv_heads, head_dim = k_pool.shape[2:]
+    heads = qkv.view(tokens, -1, 2, head_dim // 2)
+    turning = heads[:, : num_heads + kv_heads]
+    first, second = turning.unbind(2)
+    cos, sin = cos_sin.index_select(0, positions).view(tokens, 1, 2, -1).unbind(2)
+    turned = turning * cos.unsqueeze(2)
+    turned[:, :, 0].addcmul_(second, sin, value=-1)
+    turned[:, :, 1].addcmul_(first, sin)
+    turned = turned.view(tokens, -1, head_dim)
+    k = turned[:, num_heads:]
+    v = qkv.view(tokens, -1, head_dim)[:, num_heads + kv_heads :]
+    for pool, new in ((k_pool, k), (v_pool, v)):
+        slots = pool.view(-1, kv_heads, head_dim)
+        if tokens == 1:
+            # A quarter of index_copy_'s time, which at one row is all dispatch.
+            slots[slot_mapping.item()].copy_(new[0])
+        else:
+            slots.index_copy_(0, slot_mapping, new.to(pool.dtype))
+    return turned[:, :num_heads].to(qkv.dtype)
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate).mul_(up)
+
+
+def sample(
+    logits: torch.Tensor, temperatures: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    top, ids = logits.max(dim=-1)
+    non_finite = top.isfinite().logical_not_()
+    ids = ids.int().masked_fill_(non_finite, 0)
+    drawn = ((temperatures >= MIN_TEMPERATURE) & ~non_finite).nonzero().view(-1)
+    if drawn.numel():
+        keys = row_keys(seeds[drawn], positions[drawn])
+        ids[drawn] = _draw(logits[drawn].float(), top[drawn].float(), temperatures[drawn], *keys)
+    return ids, non_finite
+
+
+def _draw(
+    logits: torch.Tensor,
+    top: torch.Tensor,
+    temperatures: torch.Tensor,
+    key0: torch.Tensor,
+    key1: torch.Tensor,
+) -> torch.Tensor:
+    """ids [n] int32 of the Gumbel maximum; noise is made only for tokens that it can lift to the top."""
+    n, vocab = logits.shape
+    threshold = top - NOISE_SPREAD * temperatures
+    row, token = (logits >= threshold.unsqueeze(1)).nonzero(as_tuple=True)
+    token = token.int()
+    scores = logits[row, token] / temperatures[row]
+    scores += gumbel(noise_bits(key0[row], key1[row], token))
+    best = scores.new_full((n,), -torch.inf).scatter_reduce_(0, row, scores, "amax")
+    winners = scores == best[row]
+    ids = token.new_full((n,), vocab)
+    return ids.scatter_reduce_(0, row[winners], token[winners], "amin")

@@ -1,0 +1,98 @@
+"""Matrix products of the CPU face, whose result for a row does not depend on the row count.
+
+Libraries choose a kernel, and so an order of summation, by the number of rows. Which counts agree
+bit for bit depends on the machine, so it is measured: the first time a (shape, row count) is met,
+random rows are multiplied at that count and in tiles of TILE rows. A count that agrees is used as it
+is from then on; one that does not is padded, or cut into counts that agree.
+"""
+
+from functools import cache
+
+import torch
+
+from kernels.packed_weight import PackedWeight
+
+TILE = 32
+_PADDED = (2, 4, 8, 16, TILE)
+_CUTS = (512, 256, 128, 64, TILE)
+
+
+def pack_weight(weight: torch.Tensor) -> PackedWeight:
+    """weight [n, k] -> oneDNN's blocked layout (chosen for 8 rows), which is made only once."""
+    data = weight.detach().contiguous()
+    if torch.backends.mkldnn.is_available() and _onednn_takes(weight.dtype):
+        data = torch.ops.mkldnn._reorder_linear_weight(data, 8)
+    return PackedWeight(weight.shape[0], weight.shape[1], weight.dtype, data)
+
+
+def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [t, k] -> [t, n]; see `kernels.reference.linear`."""
+    rows = x.shape[0]
+    if rows == 0:
+        return x.new_empty((0, weight.out_features))
+    pieces = _pieces(_shape_of(weight, bias), rows)
+    if pieces == (rows,):
+        return _multiply(x, weight, bias)
+    out, start = [], 0
+    for size in pieces:
+        part = x[start : start + size]
+        if part.shape[0] < size:
+            padded = torch.nn.functional.pad(part, (0, 0, 0, size - part.shape[0]))
+            out.append(_multiply(padded, weight, bias)[: part.shape[0]])
+        else:
+            out.append(_multiply(part, weight, bias))
+        start += size
+    return out[0] if len(out) == 1 else torch.cat(out)
+
+
+def _onednn_takes(dtype: torch.dtype) -> bool:
+    if dtype == torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return dtype == torch.float32
+
+
+def _multiply(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    if weight.data.is_mkldnn:
+        return torch.ops.mkldnn._linear_pointwise(x, weight.data, bias, "none", [], "")
+    return torch.nn.functional.linear(x, weight.data, bias)
+
+
+# (out_features, in_features, dtype, has bias, threads): all that the choice of a kernel can see.
+Shape = tuple[int, int, torch.dtype, bool, int]
+
+
+def _shape_of(weight: PackedWeight, bias: torch.Tensor | None) -> Shape:
+    threads = torch.get_num_threads()
+    return (weight.out_features, weight.in_features, weight.dtype, bias is not None, threads)
+
+
+@cache
+def _pieces(shape: Shape, rows: int) -> tuple[int, ...]:
+    """Row counts that agree and together cover `rows`; the last may be padded."""
+    if rows <= _CUTS[0] and _agrees(shape, rows):
+        return (rows,)
+    if rows < TILE:
+        return (next(size for size in _PADDED if size > rows and _agrees(shape, size)),)
+    size = next(size for size in _CUTS if size <= rows and _agrees(shape, size))
+    return (size,) if size == rows else (size, *_pieces(shape, rows - size))
+
+
+@cache
+def _agrees(shape: Shape, rows: int) -> bool:
+    """Whether every row of a product of `rows` rows equals, bit for bit, the same row in a tile."""
+    if rows == TILE:
+        return True
+    weight, bias = _probe_weight(shape)
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, shape[1], generator=generator).to(shape[2])
+    tiles = torch.nn.functional.pad(x, (0, 0, 0, -rows % TILE)).split(TILE)
+    expected = torch.cat([_multiply(tile, weight, bias) for tile in tiles])[:rows]
+    return torch.equal(_multiply(x, weight, bias), expected)
+
+
+@cache
+def _probe_weight(shape: Shape) -> tuple[PackedWeight, torch.Tensor | None]:
+    n, k, dtype, has_bias, _ = shape
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(n, k, generator=generator).to(dtype)
+    return pack_weight(weight), torch.randn(n, generator=generator).to(dtype) if has_bias else None

@@ -1,0 +1,181 @@
+"""The oracle: each op in plain torch, obvious and slow. Every other face is held to it.
+
+Letters in shapes: t tokens, s sequences, hq query heads, hk K/V heads, d head_dim, bs block_size,
+R rows, B blocks per row. Arithmetic is fp32, rounded once to the input's dtype.
+"""
+
+import torch
+
+from kernels.noise import MIN_TEMPERATURE, gumbel, noise_bits, row_keys
+from kernels.packed_weight import PackedWeight
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [t, h] / sqrt(mean(x^2) + eps) * weight [h] (Zhang and Sennrich 2019) -> [t, h]."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + eps)
+    return (wide * scale * weight.float()).to(x.dtype)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rms_norm(x + residual), x + residual); the sum is rounded to x.dtype before the norm."""
+    total = x + residual
+    return rms_norm(total, weight, eps), total
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Half-rotation RoPE (Su et al. 2021, Llama layout): x [t, h, d]; cos, sin [t, d / 2]."""
+    first, second = x.float().chunk(2, dim=-1)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return turned.to(x.dtype)
+
+
+def rope_and_write_kv(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    num_heads: int,
+) -> torch.Tensor:
+    """Rotate q and k, write k and v at their slots, return q [t, hq, d].
+
+    qkv [t, (hq + 2 hk) d]: query, key, value heads; positions [t] int32; cos_sin [max_pos, d] fp32:
+    cosines, then sines; slot_mapping [t] int64; pools [blocks, bs, hk, d] of one layer.
+    """
+    _, block_size, kv_heads, head_dim = k_pool.shape
+    heads = qkv.view(qkv.shape[0], -1, head_dim)
+    q, k, v = heads.split((num_heads, kv_heads, kv_heads), dim=1)
+    cos, sin = cos_sin[positions.long()].chunk(2, dim=-1)
+    k = rotate(k, cos, sin)
+    for token, slot in enumerate(slot_mapping.tolist()):
+        k_pool[slot // block_size, slot % block_size] = k[token]
+        v_pool[slot // block_size, slot % block_size] = v[token]
+    return rotate(q, cos, sin)
+
+
+def gather_context(
+    pool: torch.Tensor, block_tables: torch.Tensor, row: int, context_len: int
+) -> torch.Tensor:
+    """fp32 [context_len, hk, d]: the row's own slots in order of position, and no others."""
+    block_size = pool.shape[1]
+    tokens = [
+        pool[block_tables[row, position // block_size], position % block_size]
+        for position in range(context_len)
+    ]
+    return torch.stack(tokens).float()
+
+
+def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float):
+    """One query q [hq, d] over keys and values [c, hk, d], all of them visible -> [hq, d]."""
+    group = q.shape[0] // keys.shape[1]
+    keys = keys.repeat_interleave(group, dim=1)
+    values = values.repeat_interleave(group, dim=1)
+    scores = torch.einsum("hd,chd->hc", q.float(), keys) * scale
+    return torch.einsum("hc,chd->hd", scores.softmax(dim=-1), values).to(q.dtype)
+
+
+def paged_attention_decode(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    block_tables: torch.Tensor,
+    rows: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    *,
+    max_context_len: int,  # noqa: ARG001 - a launch bound of other faces
+    plan: object = None,  # noqa: ARG001
+) -> torch.Tensor:
+    """Each query over its row's slots, up to its own context length -> [s, hq, d].
+
+    q [s, hq, d]; pools [blocks, bs, hk, d]; block_tables [R, B] int32; rows, context_lens [s] int32.
+    A context length of 0 gives zeros.
+    """
+    out = torch.zeros_like(q)
+    for i, (row, length) in enumerate(zip(rows.tolist(), context_lens.tolist(), strict=True)):
+        if length:
+            keys = gather_context(k_pool, block_tables, row, length)
+            values = gather_context(v_pool, block_tables, row, length)
+            out[i] = _attend(q[i], keys, values, scale)
+    return out
+
+
+def paged_attention_prefill(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    block_tables: torch.Tensor,
+    rows: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    max_query_len: int,  # noqa: ARG001 - a launch bound of other faces
+    *,
+    max_context_len: int,  # noqa: ARG001
+    plan: object = None,  # noqa: ARG001
+) -> torch.Tensor:
+    """Causal attention of ragged queries, read through the table -> [t, hq, d].
+
+    q [t, hq, d]; sequence i owns tokens query_starts[i] to query_starts[i + 1], which are the last
+    positions of its context.
+    """
+    out = torch.zeros_like(q)
+    starts = query_starts.tolist()
+    for i, (row, length) in enumerate(zip(rows.tolist(), context_lens.tolist(), strict=True)):
+        if starts[i] == starts[i + 1]:
+            continue
+        keys = gather_context(k_pool, block_tables, row, length)
+        values = gather_context(v_pool, block_tables, row, length)
+        for token in range(starts[i], starts[i + 1]):
+            visible = length - (starts[i + 1] - 1 - token)
+            out[token] = _attend(q[token], keys[:visible], values[:visible], scale)
+    return out
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """gate_up [t, 2 i]: gate, then up -> silu(gate) * up [t, i] (SwiGLU, Shazeer 2020)."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)
+
+
+def pack_weight(weight: torch.Tensor) -> PackedWeight:
+    """weight [n, k] -> the form that `linear` takes."""
+    return PackedWeight(weight.shape[0], weight.shape[1], weight.dtype, weight)
+
+
+def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [t, k] times the transpose of weight [n, k], plus bias [n] -> [t, n]."""
+    out = x.float() @ weight.data.float().T
+    return (out if bias is None else out + bias.float()).to(x.dtype)
+
+
+def sample(
+    logits: torch.Tensor, temperatures: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token per row -> (ids [s] int32, non_finite [s] bool).
+
+    logits [s, vocab]; temperatures [s] fp32, below 1e-5 greedy; seeds [s] int64 (the bits of an
+    unsigned seed); positions [s] int32, of the token to be sampled. The lowest id wins a tie. A row
+    with a NaN, or whose maximum is not finite, gives id 0 and a flag; -inf below a finite maximum is
+    a token that cannot be drawn. Noise: `kernels.noise` (Gumbel-max, Gumbel 1954).
+    """
+    s, vocab = logits.shape
+    ids = torch.zeros(s, dtype=torch.int32, device=logits.device)
+    non_finite = torch.zeros(s, dtype=torch.bool, device=logits.device)
+    tokens = torch.arange(vocab, dtype=torch.int32, device=logits.device)
+    key0, key1 = row_keys(seeds, positions)
+    for i in range(s):
+        scores = logits[i].float()
+        top = scores.max()
+        if not torch.isfinite(top):
+            non_finite[i] = True
+            continue
+        if temperatures[i] >= MIN_TEMPERATURE:
+            scores = scores / temperatures[i] + gumbel(noise_bits(key0[i], key1[i], tokens))
+        ids[i] = (scores == scores.max()).nonzero()[0, 0]
+    return ids, non_finite
