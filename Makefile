@@ -1,0 +1,95 @@
+# Every command a person types; `make help` lists them.
+
+PYTHON ?= python3
+VENV ?= .venv
+# default (SmolLM2-135M-Instruct), a local Hugging Face folder, or a hub id.
+MODEL ?= default
+PROMPT ?= What is the capital of France?
+LISTEN ?= 127.0.0.1:50051
+# Extra flags: for the nanoserve command, the servers, pytest.
+ARGS ?=
+WORKER_ARGS ?=
+SCHEDULER_ARGS ?=
+PYTEST_ARGS ?=
+# Test processes. Each may hold a model in memory.
+JOBS ?= 2
+
+# Given to the shell by the environment, as typed: make would expand its dollars and the
+# shell its quotes.
+export NANOSERVE_PROMPT := $(value PROMPT)
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+# The last file that the compiler writes stands for all.
+STUBS := protos/nanoserve/v1/worker_pb2_grpc.py
+LOCAL = $(BIN)/python -m deploy.local
+SERVER_FLAGS = --worker-args="$(WORKER_ARGS)" --scheduler-args="$(SCHEDULER_ARGS)"
+# Prints the model's folder, getting the model first if need be.
+FIND_MODEL = model="$$($(BIN)/python -m deploy.model.fetch --model '$(MODEL)')"
+
+.DEFAULT_GOAL := help
+.PHONY: help install protos model run chat serve test lint format types bench-cpu wheel clean
+.DELETE_ON_ERROR:
+
+help: ## List the targets
+	@echo "Usage: make TARGET [VARIABLE=value ...]"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) \
+		| while IFS='|' read -r target text; do printf '  %-10s %s\n' "$$target" "$$text"; done
+	@echo "Variables: PYTHON VENV MODEL PROMPT LISTEN ARGS WORKER_ARGS SCHEDULER_ARGS" \
+		"PYTEST_ARGS JOBS"
+
+install: $(INSTALLED) ## Make the virtual environment (VENV) with all that is needed
+
+$(INSTALLED): pyproject.toml setup.py deploy/install.py
+	@$(PYTHON) deploy/install.py $(VENV)
+	@touch $@
+
+protos: $(STUBS) ## Compile the protos to Python
+
+$(STUBS): protos/generate.py $(wildcard protos/nanoserve/v1/*.proto) $(INSTALLED)
+	@$(BIN)/python protos/generate.py
+	@touch $@
+
+model: $(INSTALLED) ## Get the model (MODEL) and print its folder
+	@$(BIN)/python -m deploy.model.fetch --model '$(MODEL)'
+
+run: $(INSTALLED) $(STUBS) ## Answer one prompt: make run PROMPT="What is the capital of France?"
+	@$(FIND_MODEL) && $(LOCAL) run --model "$$model" $(SERVER_FLAGS) -- \
+		$(BIN)/nanoserve generate --temperature 0 --stats $(ARGS) -- "$$NANOSERVE_PROMPT"
+
+chat: $(INSTALLED) $(STUBS) ## Talk with the model in this terminal
+	@$(FIND_MODEL) && $(LOCAL) run --model "$$model" $(SERVER_FLAGS) -- \
+		$(BIN)/nanoserve chat $(ARGS)
+
+serve: $(INSTALLED) $(STUBS) ## Serve on LISTEN until Ctrl-C, which drains
+	@$(FIND_MODEL) && $(LOCAL) serve --model "$$model" --listen $(LISTEN) $(SERVER_FLAGS)
+
+test: $(INSTALLED) $(STUBS) ## Run the tests, with the default model
+	@$(BIN)/python -m deploy.model.fetch >/dev/null
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
+
+lint: $(INSTALLED) ## Check style: Python, protos, shell
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/buf lint protos
+	@$(BIN)/shellcheck .ci/run
+
+format: $(INSTALLED) ## Format the Python code and fix what can be fixed
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+types: $(INSTALLED) $(STUBS) ## Check the types of client and scheduler
+	@$(BIN)/mypy
+
+bench-cpu: $(INSTALLED) $(STUBS) ## Measure the speed on this machine's CPU
+	@$(BIN)/python -m deploy.bench.cpu $(ARGS)
+
+wheel: $(INSTALLED) ## Build the client's wheel into dist/
+	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+clean: ## Remove what is built; the virtual environment and the models stay
+	rm -rf dist build protos/nanoserve.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f protos/nanoserve/v1/*_pb2.py protos/nanoserve/v1/*_pb2.pyi \
+		protos/nanoserve/v1/*_pb2_grpc.py
+	find deploy kernels protos scheduler tests worker -name __pycache__ -type d -prune \
+		-exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Starts worker and scheduler on this machine and stops them again."""

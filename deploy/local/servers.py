@@ -1,0 +1,143 @@
+"""Worker and scheduler as a pair: started together, watched, stopped in order."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from deploy.local.child import Child
+from deploy.local.stop_signals import StopSignals
+
+_WORKER_PATIENCE = 10.0  # seconds; the worker has nothing to drain once the scheduler is gone
+_POLL = 0.05  # seconds
+
+
+class ServerDied(Exception):
+    """A server ended by itself; the message has the tail of its output."""
+
+
+class Interrupted(Exception):
+    """We were asked to stop."""
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What to start. `listen` None: the scheduler gets a unix socket of its own.
+    `stop_patience`: seconds that the scheduler may take to drain."""
+
+    model: Path | None
+    listen: str | None
+    simulate: bool
+    worker_args: tuple[str, ...]
+    scheduler_args: tuple[str, ...]
+    echo: bool
+    stop_patience: float
+
+
+class Servers:
+    """The pair, as a context manager: leaving it stops both, the scheduler first.
+
+    The worker listens on a unix socket in a private folder, so that nothing but the
+    scheduler finds it and no port can be taken.
+    """
+
+    def __init__(self, settings: ServerSettings, signals: StopSignals) -> None:
+        self._settings = settings
+        self._signals = signals
+        self._folder = Path(tempfile.mkdtemp(prefix="nanoserve-"))
+        self._children: list[Child] = []
+        self.address = settings.listen or f"unix:{self._folder}/scheduler.sock"
+
+    def __enter__(self) -> Self:
+        settings = self._settings
+        worker_address = f"unix:{self._folder}/worker.sock"
+        model = ["--model", str(settings.model)] if settings.model else []
+        simulate = ["--simulate"] if settings.simulate else []
+        listen = ["--listen", worker_address]
+        try:
+            self._start("worker", *simulate, *model, *listen, *settings.worker_args)
+            link = ["--worker", worker_address, "--listen", self.address]
+            self._start("scheduler", *model, *link, *settings.scheduler_args)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def wait_until_ready(self, timeout: float, progress: Callable[[str], None]) -> None:
+        """Returns when the scheduler's health is SERVING; `progress` is told the last
+        line of the worker's output meanwhile.
+
+        Raises ServerDied, Interrupted, or TimeoutError after `timeout` seconds.
+        """
+        give_up = time.monotonic() + timeout
+        options = [("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", 200)]
+        with grpc.insecure_channel(self.address, options=options) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            while not self._is_serving(health):
+                self.check()
+                if self._signals.asked.is_set():
+                    raise Interrupted
+                if time.monotonic() > give_up:
+                    raise TimeoutError(f"the servers were not ready within {timeout:g} s")
+                progress(self._children[0].last_line)
+                time.sleep(_POLL)
+
+    def check(self) -> None:
+        """Raises ServerDied if a server has ended."""
+        for child in self._children:
+            if (status := child.exit_status) is not None:
+                ended = f"exit status {status}" if status >= 0 else _signal_name(-status)
+                raise ServerDied(
+                    f"the {child.name} ended ({ended}). The end of its output:\n{child.tail()}"
+                )
+
+    def stop(self) -> list[str]:
+        """Drains and ends the scheduler, then ends the worker. Returns what did not end
+        well, one sentence each. Repeated calls do nothing."""
+        complaints = []
+        patience = {"scheduler": self._settings.stop_patience, "worker": _WORKER_PATIENCE}
+        while self._children:
+            child = self._children.pop()
+            running = child.exit_status is None
+            status = child.stop(patience[child.name], self._signals.asked_twice)
+            if running and status != 0:
+                complaints.append(f"the {child.name} did not stop cleanly (exit status {status})")
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return complaints
+
+    def _start(self, name: str, *flags: str) -> None:
+        command = [sys.executable, "-m", name, *flags]
+        self._children.append(Child(name, command, echo=self._settings.echo))
+
+    @staticmethod
+    def _is_serving(health: health_pb2_grpc.HealthStub) -> bool:
+        with contextlib.suppress(grpc.RpcError):
+            answer = health.Check(health_pb2.HealthCheckRequest(), timeout=1)
+            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+        return False
+
+
+def _signal_name(number: int) -> str:
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"

@@ -1,0 +1,61 @@
+"""Stream an answer to one prompt.
+
+The prompt goes through the model's chat template as a user's message; with --raw the
+model continues it as it stands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from nanoserve.cli import sampling
+from nanoserve.cli.stopwatch import Stopwatch
+from nanoserve.cli.terminal import Writer
+from nanoserve.client import Client
+from nanoserve.request import GenerateOptions, Message
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", metavar="PROMPT", help="the prompt; - reads it from stdin")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument(
+        "--chat", action="store_true", help="use the model's chat template (the default)"
+    )
+    form.add_argument("--raw", action="store_true", help="continue the prompt as it stands")
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="most tokens of the answer (default: as many as there is room for)",
+    )
+    sampling.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    options = sampling.options_from(args, args.max_tokens)
+    if args.raw:
+        if args.system:
+            raise ValueError("--system needs the chat template: leave out --raw or --system")
+        return _stream(args, prompt, options)
+    question = Message(role="user", content=prompt)
+    options["messages"] = [*sampling.opening(args), question]
+    return _stream(args, None, options)
+
+
+def _stream(args: argparse.Namespace, prompt: str | None, options: GenerateOptions) -> int:
+    writer, stopwatch = Writer(), Stopwatch()
+    with (
+        Client(args.address) as client,
+        client.generate(prompt, timeout=args.timeout, **options) as generation,
+    ):
+        try:
+            for chunk in generation:
+                stopwatch.saw(chunk)
+                writer.write(chunk.text)
+        finally:
+            writer.end_line()
+    if args.stats:
+        print(stopwatch.summary(), file=sys.stderr)
+    return 0

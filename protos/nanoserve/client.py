@@ -1,0 +1,121 @@
+"""The synchronous client."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Protocol, Self, Unpack
+
+import grpc
+
+from nanoserve import errors
+from nanoserve.channel import DEFAULT_ADDRESS, channel_options
+from nanoserve.output import Chunk, Completion, chunk_from, completion_from
+from nanoserve.request import GenerateOptions, build_request
+from nanoserve.status import ServerStatus, status_from
+from nanoserve.v1 import inference_pb2 as pb
+from nanoserve.v1 import inference_pb2_grpc as pb_grpc
+
+
+class Client:
+    """A client of one server, over one channel; threads may share it.
+
+    `address` is "host:port" or "unix:PATH". Making a client connects to nothing: the
+    first call does.
+    """
+
+    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+        self._channel = grpc.insecure_channel(address, options=channel_options(address))
+        self._stub = pb_grpc.InferenceServiceStub(self._channel)
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Generation:
+        """Starts a generation from text, `token_ids` or `messages`.
+
+        `timeout` is in seconds, for the whole generation; None leaves it to the
+        server's limit. Returns at once; what the server refuses is raised on
+        iteration. Raises TypeError and ValueError for what cannot be sent.
+        """
+        request = build_request(prompt, options)
+        return Generation(self._stub.Generate(request, timeout=timeout), request.request_id)
+
+    def status(self, *, timeout: float | None = 10) -> ServerStatus:
+        """What the server serves and how loaded it is. Raises NanoserveError."""
+        try:
+            return status_from(self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout))
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from None
+
+    def close(self) -> None:
+        """Closes the channel; generations still open end with CancelledError."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class ResponseStream(Protocol):
+    """What a generation needs of its gRPC call."""
+
+    def __next__(self) -> pb.GenerateResponse: ...
+
+    def cancel(self) -> bool: ...
+
+
+class Generation:
+    """The chunks of one request, in order; iterate over it once.
+
+    Raises NanoserveError if the request fails. `close()`, the end of a `with` block,
+    or dropping the object cancels what the server is still doing for it.
+    """
+
+    def __init__(self, call: ResponseStream, request_id: str) -> None:
+        self._call = call
+        self._closed = False
+        self.request_id = request_id
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Chunk:
+        if self._closed:
+            raise StopIteration
+        try:
+            return chunk_from(next(self._call))
+        except grpc.RpcError as error:
+            # The call closed from another thread while this one waited.
+            if self._closed:
+                raise StopIteration from None
+            raise errors.from_rpc(error) from None
+
+    def collect(self) -> Completion:
+        """Waits for the end; the chunks not yet taken, joined. Raises NanoserveError."""
+        return completion_from(self.request_id, self)
+
+    def close(self) -> None:
+        """Cancels the request unless it has ended; iteration then ends quietly."""
+        self._closed = True
+        self._call.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
