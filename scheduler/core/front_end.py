@@ -22,6 +22,7 @@ class FailureKind(enum.Enum):
     INVALID = "invalid"  # can never work: field, value and limit in the message
     DUPLICATE_ID = "duplicate id"  # request_id is running or waiting
     QUEUE_FULL = "queue full"  # retry later
+    NO_ROOM = "no room"  # a new worker's pool is too small for it
     DEADLINE = "deadline"  # its deadline passed
     CANCELLED = "cancelled"  # the client cancelled or went away
     UNAVAILABLE = "unavailable"  # no worker yet, worker away too long, or draining

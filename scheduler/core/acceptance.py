@@ -1,0 +1,121 @@
+"""Takes a step's answer: each token goes to the request it was sampled for."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scheduler.core.front_end import FailureKind, Finish, Finished, FinishReason
+from scheduler.core.ledger import Ledger
+from scheduler.core.outbox import Outbox
+from scheduler.core.planner import StepInFlight
+from scheduler.core.request import Request
+from scheduler.core.worker_link import StepAnswer
+
+
+def accept(
+    ledger: Ledger, step: StepInFlight, answer: StepAnswer, outbox: Outbox, now: float
+) -> None:
+    """Raises ValueError if the answer does not have one token for each sequence that
+    samples."""
+    if len(answer.tokens) != len(step.rows):
+        raise ValueError(
+            f"step {step.step_id} was answered with {len(answer.tokens)} tokens "
+            f"where {len(step.rows)} sequences sample"
+        )
+    ledger.totals.steps += 1
+    rows, tokens = step.rows, answer.tokens
+    bad = np.zeros(len(rows), bool) if answer.non_finite is None else answer.non_finite
+    current = ledger.rows.generation[rows] == step.generations
+    for i in np.flatnonzero(bad):
+        _fail_non_finite(ledger, step.requests[i], outbox)
+    for i in np.flatnonzero(~current & ~bad):
+        _accept_late(ledger, step.requests[i], int(tokens[i]), outbox, now)
+    good = current & ~bad
+    _accept_running(ledger, rows[good], tokens[good], outbox, now)
+
+
+def finish(
+    ledger: Ledger,
+    request: Request,
+    reason: FinishReason,
+    stop_token: int | None,
+    outbox: Outbox,
+    now: float,
+    output_tokens: int | None = None,
+) -> None:
+    """Ends a request well. Where text ended it, `output_tokens` says after how many; the
+    others count as discarded."""
+    ledger.end(request)
+    arrival = request.submission.arrival
+    made = len(request.tokens) - request.prompt_len
+    wanted = made if output_tokens is None else output_tokens
+    ledger.totals.output_tokens -= made - wanted
+    ledger.totals.discarded_tokens += made - wanted
+    usage = Finish(
+        reason=reason,
+        stop_token=stop_token,
+        prompt_tokens=request.prompt_len,
+        output_tokens=wanted,
+        queue_seconds=(request.started_at or now) - arrival,
+        first_token_seconds=(request.first_token_at or now) - arrival,
+        total_seconds=now - arrival,
+        preemptions=request.preemptions,
+    )
+    outbox.end(Finished(request.handle, usage))
+
+
+def _accept_running(
+    ledger: Ledger, at: np.ndarray, tokens: np.ndarray, outbox: Outbox, now: float
+) -> None:
+    """One more token for each of the rows `at`."""
+    rows = ledger.rows
+    accepted = rows.accepted[at]
+    rows.tokens[at, accepted] = tokens
+    rows.accepted[at] = accepted + 1
+    outbox.tokens(rows.handle[at], tokens)
+    ledger.totals.output_tokens += len(at)
+    for row in at[accepted == rows.prompt_len[at]]:
+        rows.request[row].first_token_at = now
+    stopped = (rows.stop_ids[at] == tokens[:, None]).any(axis=1)
+    full = accepted + 1 >= rows.limit[at]
+    for i in np.flatnonzero(stopped | full):
+        _finish_at(ledger, rows.request[at[i]], int(tokens[i]), bool(stopped[i]), outbox, now)
+
+
+def _accept_late(ledger: Ledger, request: Request, token: int, outbox: Outbox, now: float) -> None:
+    """A token for a request that no longer has the row: it was put back and waits for
+    this answer, or it has ended."""
+    if request.ended:
+        ledger.totals.discarded_tokens += 1
+        return
+    request.unanswered -= 1
+    request.tokens = np.append(request.tokens, np.int32(token))
+    outbox.tokens(np.array([request.handle]), np.array([token], np.int32))
+    ledger.totals.output_tokens += 1
+    if len(request.tokens) == request.prompt_len + 1:
+        request.first_token_at = now
+    stopped = token in request.submission.stop_ids
+    if stopped or len(request.tokens) >= request.limit:
+        _finish_at(ledger, request, token, stopped, outbox, now)
+
+
+def _finish_at(
+    ledger: Ledger, request: Request, token: int, stopped: bool, outbox: Outbox, now: float
+) -> None:
+    """An end token beats the length at the same token."""
+    if stopped:
+        finish(ledger, request, FinishReason.STOP, token, outbox, now)
+    else:
+        finish(ledger, request, FinishReason.LENGTH, None, outbox, now)
+
+
+def _fail_non_finite(ledger: Ledger, request: Request, outbox: Outbox) -> None:
+    if request.ended:
+        ledger.totals.discarded_tokens += 1
+        return
+    ledger.end(request)
+    message = (
+        f"request {request.request_id}: the model's logits were not finite after "
+        f"{len(request.tokens)} tokens; the weights or their type may not fit this prompt"
+    )
+    outbox.fail(request.handle, FailureKind.INTERNAL, message)

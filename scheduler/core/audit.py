@@ -1,0 +1,149 @@
+"""The books' invariants as code: after every turn in tests, and with --audit."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scheduler.core.block_allocator import SCRATCH_BLOCK
+from scheduler.core.ledger import Ledger
+from scheduler.core.request import NO_ROW
+from scheduler.core.window import Window
+
+
+class AuditError(Exception):
+    """An invariant is broken; the message names the rule and who breaks it."""
+
+
+def check(ledger: Ledger, window: Window) -> None:
+    """Raises AuditError at the first rule that does not hold."""
+    _check_free_list(ledger)
+    _check_references(ledger)
+    _check_tables(ledger)
+    _check_rows(ledger)
+    _check_waiting(ledger)
+    _check_counts(ledger)
+    _check_in_flight(ledger, window)
+
+
+def _fail(rule: str, detail: str) -> None:
+    raise AuditError(f"{rule}: {detail}")
+
+
+def _check_free_list(ledger: Ledger) -> None:
+    rule = "the free list holds each free block once, and never the scratch block"
+    free = ledger.allocator.free_blocks
+    if (free == SCRATCH_BLOCK).any():
+        _fail(rule, "the scratch block is in it")
+    if len(np.unique(free)) != len(free):
+        _fail(rule, "a block is in it twice")
+    unreferenced = np.flatnonzero(ledger.allocator.references == 0)
+    expected = unreferenced[unreferenced != SCRATCH_BLOCK]
+    if not np.array_equal(np.sort(free), expected):
+        blocks = np.setxor1d(free, expected)
+        _fail(rule, f"blocks {blocks.tolist()} are lost, or free and held at once")
+
+
+def _check_references(ledger: Ledger) -> None:
+    rule = "a block's references are the tables that list it"
+    tables = ledger.tables
+    listed = [tables.table(row) for row in range(ledger.rows.max_rows)]
+    counts = np.bincount(np.concatenate(listed), minlength=ledger.allocator.num_blocks)
+    if counts[SCRATCH_BLOCK]:
+        _fail(rule, "a table lists the scratch block")
+    wrong = np.flatnonzero(counts != ledger.allocator.references)
+    if len(wrong):
+        block = int(wrong[0])
+        references = int(ledger.allocator.references[block])
+        _fail(rule, f"block {block} has {references}, and {int(counts[block])} tables list it")
+
+
+def _check_tables(ledger: Ledger) -> None:
+    rule = "a table holds the blocks of its row's tokens in the pool or in flight, no more"
+    rows, tables = ledger.rows, ledger.tables
+    needed = np.where(rows.live, -(-rows.computed // tables.block_size), 0)
+    wrong = np.flatnonzero(needed != tables.num_blocks)
+    if len(wrong):
+        row = int(wrong[0])
+        held = int(tables.num_blocks[row])
+        _fail(rule, f"row {row} needs {int(needed[row])} and holds {held}")
+
+
+def _check_rows(ledger: Ledger) -> None:
+    rule = "a row has at most one request, and a request at most one row"
+    rows = ledger.rows
+    for row in np.flatnonzero(rows.live):
+        request = rows.request[row]
+        if request is None or request.row != row:
+            _fail(rule, f"row {row} is live, and its request says otherwise")
+        if request.ended:
+            _fail(rule, f"row {row} belongs to {request.request_id}, which has ended")
+    owned = [r.row for r in ledger.by_handle.values() if r.row != NO_ROW]
+    if sorted(owned) != np.flatnonzero(rows.live).tolist():
+        _fail(rule, f"requests have rows {sorted(owned)}, others are live")
+    if rows.num_live != int(rows.live.sum()):
+        _fail(rule, f"{rows.num_live} rows are taken and {int(rows.live.sum())} are live")
+
+
+def _check_waiting(ledger: Ledger) -> None:
+    rule = "a request waits, in order of arrival and without a row, or runs"
+    waiting = list(ledger.waiting)
+    for request in waiting:
+        if request.ended or request.row != NO_ROW:
+            _fail(rule, f"{request.request_id} waits, and runs or has ended")
+    orders = [request.order for request in waiting]
+    if orders != sorted(set(orders)):
+        _fail(rule, f"the waiting came in order {orders}")
+    if len(waiting) + ledger.rows.num_live != ledger.num_requests:
+        _fail(
+            rule,
+            f"{ledger.num_requests} requests, but {len(waiting)} wait and "
+            f"{ledger.rows.num_live} run",
+        )
+    if set(ledger.by_id.values()) != set(ledger.by_handle.values()):
+        _fail(rule, "ids and handles name different requests")
+
+
+def _check_counts(ledger: Ledger) -> None:
+    rule = "prompt <= accepted <= known <= limit, and computed < known"
+    rows = ledger.rows
+    live = rows.live
+    ordered = (
+        (rows.prompt_len <= rows.accepted)
+        & (rows.accepted <= rows.known)
+        & (rows.known <= rows.limit)
+        & (rows.computed < rows.known)
+    )
+    wrong = np.flatnonzero(live & ~ordered)
+    if len(wrong):
+        row = int(wrong[0])
+        _fail(
+            rule,
+            f"row {row} has prompt {rows.prompt_len[row]}, accepted {rows.accepted[row]}, known "
+            f"{rows.known[row]}, limit {rows.limit[row]}, computed {rows.computed[row]}",
+        )
+
+
+def _check_in_flight(ledger: Ledger, window: Window) -> None:
+    rule = "a token that is known and not accepted is in flight, once"
+    rows = ledger.rows
+    in_flight = np.zeros(rows.max_rows, np.int64)
+    late: dict[int, int] = {}
+    for step in window.steps:
+        current = rows.generation[step.rows] == step.generations
+        np.add.at(in_flight, step.rows[current], 1)
+        for request in step.requests[~current]:
+            late[request.handle] = late.get(request.handle, 0) + 1
+    wrong = np.flatnonzero(rows.live & (rows.known - rows.accepted != in_flight))
+    if len(wrong):
+        row = int(wrong[0])
+        missing = int(rows.known[row] - rows.accepted[row])
+        _fail(rule, f"row {row} lacks {missing} tokens, and {int(in_flight[row])} are in flight")
+    for request in ledger.waiting:
+        if request.unanswered != late.get(request.handle, 0):
+            _fail(
+                rule,
+                f"{request.request_id} waits for {request.unanswered} tokens, and "
+                f"{late.get(request.handle, 0)} are in flight",
+            )
+    if len(window) > window.depth:
+        _fail(rule, f"{len(window)} steps are in flight, and the depth is {window.depth}")

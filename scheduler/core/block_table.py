@@ -1,0 +1,72 @@
+"""Where each row's tokens lie in the pool: position -> block and offset -> slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler.core.block_allocator import BlockAllocator
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Blocks that tables grew by. Shapes: a tables."""
+
+    rows: np.ndarray  # int32 [a]
+    counts: np.ndarray  # int32 [a], >= 1
+    blocks: np.ndarray  # int32 [sum of counts]
+
+
+class BlockTables:
+    """One block table per row, as the lines of one array.
+
+    A table grows only at a block border, and all tables of a step grow together or
+    none does.
+    """
+
+    def __init__(self, allocator: BlockAllocator, block_size: int, max_rows: int, max_tokens: int):
+        """`max_tokens` is the most tokens of a row."""
+        self.allocator = allocator
+        self.block_size = block_size
+        self.blocks = np.zeros((max_rows, -(-max_tokens // block_size)), np.int32)
+        self.num_blocks = np.zeros(max_rows, np.int32)
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold `tokens` tokens of one row."""
+        return -(-tokens // self.block_size)
+
+    def missing(self, rows: np.ndarray, context_lens: np.ndarray) -> np.ndarray:
+        """Blocks that each row lacks to hold its context length: int64 [s]."""
+        needed = -(-context_lens // self.block_size)
+        return np.asarray(np.maximum(needed - self.num_blocks[rows], 0))
+
+    def grow(self, rows: np.ndarray, context_lens: np.ndarray) -> Appended:
+        """Extends the rows' tables to hold their context lengths. `rows` must hold no
+        row twice. Raises OutOfBlocks, and moves no table, if the sum does not fit."""
+        missing = self.missing(rows, context_lens)
+        blocks = self.allocator.allocate(int(missing.sum()))
+        growing = missing > 0
+        rows, counts = rows[growing], missing[growing]
+        owners = np.repeat(rows, counts)
+        places = np.arange(len(blocks)) - np.repeat(np.cumsum(counts) - counts, counts)
+        self.blocks[owners, self.num_blocks[owners] + places] = blocks
+        self.num_blocks[rows] += counts.astype(np.int32)
+        return Appended(rows.astype(np.int32), counts.astype(np.int32), blocks)
+
+    def slots(self, rows: np.ndarray, starts: np.ndarray, lens: np.ndarray) -> np.ndarray:
+        """Slots of positions starts[i] .. starts[i] + lens[i] - 1 of each row, one row
+        after the other: int64 [sum of lens]."""
+        before = np.cumsum(lens) - lens
+        positions = np.arange(int(lens.sum())) + np.repeat(starts - before, lens)
+        blocks = self.blocks[np.repeat(rows, lens), positions // self.block_size]
+        return np.asarray(blocks.astype(np.int64) * self.block_size + positions % self.block_size)
+
+    def table(self, row: int) -> np.ndarray:
+        """The row's block ids in order: a view, int32 [n]."""
+        return self.blocks[row, : self.num_blocks[row]]
+
+    def release(self, row: int) -> None:
+        """Gives all of the row's blocks back."""
+        self.allocator.release(self.table(row))
+        self.num_blocks[row] = 0

@@ -1,0 +1,307 @@
+"""The engine loop: takes messages, plans and sends steps, passes events on."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scheduler.core import audit
+from scheduler.core.acceptance import accept, finish
+from scheduler.core.admission import refusal, request_for
+from scheduler.core.config import EngineConfig
+from scheduler.core.front_end import (
+    Abort,
+    EngineStatus,
+    Failure,
+    FailureKind,
+    FinishReason,
+    FrontEnd,
+    Submission,
+)
+from scheduler.core.incarnation import Incarnation, begin, carry_over
+from scheduler.core.outbox import Outbox
+from scheduler.core.policy import ContinuousBatching, Policy
+from scheduler.core.request import Request
+from scheduler.core.totals import Totals
+from scheduler.core.worker_link import (
+    Connected,
+    Disconnected,
+    LinkEvent,
+    StepAnswer,
+    StepRefused,
+    WorkerLink,
+)
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Drain:
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+_Message = Submission | Abort | LinkEvent | _Drain | _Stop
+
+
+class Engine:
+    """Runs requests on one worker.
+
+    Everything is decided on one thread, in `turn`; `submit`, `abort`, `drain`,
+    `status` and `post` may be called from any other. A submission that is refused
+    gets its one final event like any other.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        link: WorkerLink,
+        front_end: FrontEnd,
+        policy: Policy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        on_fatal: Callable[[Exception], None] | None = None,
+    ) -> None:
+        """`on_fatal` is called on the engine's thread with what ended its loop."""
+        self.config = config
+        self.totals = Totals()
+        self.worker: Incarnation | None = None  # None before the first connection
+        self._link = link
+        self._front_end = front_end
+        self._policy = policy or ContinuousBatching()
+        self._clock = clock
+        self._on_fatal = on_fatal
+        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._outbox = Outbox()
+        self._missing = "no worker has connected yet"  # why not ready; empty if ready
+        self._drain_deadline: float | None = None
+        self._stopped = False
+        self._orders = itertools.count()
+        self._wait: float | None = None  # seconds until a step is due
+        self._status = self._take_status()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    # From any thread.
+
+    def start(self) -> None:
+        self._link.start(self)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the loop; unfinished requests fail with UNAVAILABLE."""
+        self._inbox.put(_Stop())
+        if self._thread.is_alive():
+            self._thread.join()
+        self._link.close()
+
+    def post(self, event: LinkEvent) -> None:
+        self._inbox.put(event)
+
+    def submit(self, submission: Submission) -> None:
+        self._inbox.put(submission)
+
+    def abort(self, abort: Abort) -> None:
+        self._inbox.put(abort)
+
+    def drain(self, deadline: float) -> None:
+        self._inbox.put(_Drain(deadline))
+
+    def status(self) -> EngineStatus:
+        return self._status
+
+    # The loop.
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped:
+                self.turn(HEARTBEAT_SECONDS)
+        except Exception as error:
+            log.exception("the engine loop failed")
+            if self._on_fatal is None:
+                raise
+            self._on_fatal(error)
+
+    def turn(self, timeout: float) -> None:
+        """Waits up to `timeout` seconds for messages, less if a step is due, and does
+        all there is to do."""
+        for message in self._receive(timeout):
+            self._handle(message)
+        now = self._clock()
+        if self._drain_deadline is not None and now >= self._drain_deadline:
+            self._fail_all("the drain timeout passed")
+        if self.worker is not None:
+            self._send_steps(self.worker)
+            if self.config.audit:
+                audit.check(self.worker.ledger, self.worker.window)
+        self._flush()
+
+    def _receive(self, timeout: float) -> list[_Message]:
+        now = self._clock()
+        dues = [timeout] if self._wait is None else [timeout, self._wait]
+        if self._drain_deadline is not None and self.worker and self.worker.ledger.num_requests:
+            dues.append(max(0.0, self._drain_deadline - now))
+        messages: list[_Message] = []
+        try:
+            messages.append(self._inbox.get(block=min(dues) > 0, timeout=min(dues)))
+            while True:
+                messages.append(self._inbox.get_nowait())
+        except queue.Empty:
+            return messages
+
+    def _handle(self, message: _Message) -> None:
+        match message:
+            case StepAnswer():
+                self._on_answer(message)
+            case Submission():
+                self._on_submission(message)
+            case Abort():
+                self._on_abort(message)
+            case Connected():
+                self._on_connected(message)
+            case Disconnected():
+                self._missing = f"the worker is away: {message.reason}"
+            case StepRefused():
+                self._on_refused(message)
+            case _Drain():
+                self._drain_deadline = message.deadline
+            case _Stop():
+                self._stopped = True
+                self._fail_all("the server stopped")
+
+    def _send_steps(self, worker: Incarnation) -> None:
+        while True:
+            now = self._clock()
+            self._wait = worker.window.wait_before_sending(now)
+            if self._wait is None or self._wait > 0:
+                return
+            self._expire_waiting(worker, now)
+            planned = worker.planner.plan(worker.ledger, now)
+            if planned is None:
+                self._wait = None
+                return
+            plan, step = planned
+            worker.window.sent(step, now)
+            self._link.send(plan)
+
+    def _flush(self) -> None:
+        before, self._status = self._status, self._take_status()
+        if batch := self._outbox.take():
+            self._front_end.deliver(batch)
+        after = self._status
+        if (before.ready, before.reason, before.limits) != (
+            after.ready,
+            after.reason,
+            after.limits,
+        ):
+            self._front_end.status_changed(after)
+
+    # Requests.
+
+    def _on_submission(self, submission: Submission) -> None:
+        worker = self.worker
+        if worker is None or self._closing:
+            why = "the server is draining" if self._closing else self._missing
+            self._outbox.fail(submission.handle, FailureKind.UNAVAILABLE, why)
+            return
+        failure = refusal(submission, worker.ledger, worker.limits, self.config.max_queue)
+        if failure is not None:
+            self._outbox.end(failure)
+            return
+        worker.ledger.enqueue(request_for(submission, next(self._orders), worker.limits))
+        self.totals.prompt_tokens += len(submission.prompt_ids)
+
+    def _on_abort(self, abort: Abort) -> None:
+        request = self.worker.ledger.by_handle.get(abort.handle) if self.worker else None
+        if request is None or self.worker is None:
+            return  # it has ended: its one final event is out or on its way
+        if isinstance(abort.reason, FinishReason):
+            ledger, now = self.worker.ledger, self._clock()
+            finish(ledger, request, abort.reason, None, self._outbox, now, abort.output_tokens)
+        else:
+            self._fail(self.worker, request, abort.reason, abort.reason.value)
+
+    def _fail(self, worker: Incarnation, request: Request, kind: FailureKind, message: str) -> None:
+        worker.ledger.end(request)
+        self._outbox.end(Failure(request.handle, kind, f"request {request.request_id}: {message}"))
+
+    def _fail_all(self, reason: str) -> None:
+        if self.worker is not None:
+            for request in list(self.worker.ledger.by_handle.values()):
+                message = f"not finished when {reason}"
+                self._fail(self.worker, request, FailureKind.UNAVAILABLE, message)
+
+    def _expire_waiting(self, worker: Incarnation, now: float) -> None:
+        """Those that could be admitted must not start after their deadline."""
+        heads = itertools.islice(worker.ledger.waiting, worker.ledger.rows.num_free)
+        for request in list(heads):
+            deadline = request.submission.deadline
+            if deadline is not None and deadline <= now:
+                message = "its deadline passed while it waited"
+                self._fail(worker, request, FailureKind.DEADLINE, message)
+
+    # The worker.
+
+    def _on_answer(self, answer: StepAnswer) -> None:
+        if self.worker is None:
+            return
+        now, times = self._clock(), answer.times_ns
+        seconds = (times.device + times.sample) / 1e9
+        step = self.worker.window.answered(answer.step_id, seconds, now)
+        accept(self.worker.ledger, step, answer, self._outbox, now)
+
+    def _on_refused(self, refused: StepRefused) -> None:
+        log.error("the worker refused step %d: %s", refused.step_id, refused.message)
+        worker = self.worker
+        if worker is None or refused.sequence is None:
+            return
+        for step in worker.window.steps:
+            if step.step_id == refused.step_id:
+                request = step.all_requests[refused.sequence]
+                if not request.ended:
+                    message = f"the worker refused its step: {refused.message}"
+                    self._fail(worker, request, FailureKind.INTERNAL, message)
+
+    def _on_connected(self, connected: Connected) -> None:
+        info, old = connected.info, self.worker
+        log.info("worker %016x is connected (%s)", info.incarnation, info.device)
+        self._missing = ""
+        if connected.resumed:
+            return
+        self.worker = begin(info, self.config, self._policy, self.totals)
+        if old is not None:
+            for failure in carry_over(old.ledger.close(), self.worker):
+                self._outbox.end(failure)
+
+    @property
+    def _closing(self) -> bool:
+        return self._stopped or self._drain_deadline is not None
+
+    def _take_status(self) -> EngineStatus:
+        worker, totals = self.worker, self.totals
+        return EngineStatus(
+            ready=not self._missing and not self._closing,
+            reason="the server is draining" if self._closing else self._missing,
+            limits=worker.limits if worker else None,
+            worker_incarnation=worker.info.incarnation if worker else 0,
+            worker_device=worker.info.device if worker else "",
+            running=worker.ledger.rows.num_live if worker else 0,
+            waiting=len(worker.ledger.waiting) if worker else 0,
+            free_blocks=worker.ledger.allocator.num_free if worker else 0,
+            steps_in_flight=len(worker.window) if worker else 0,
+            steps=totals.steps,
+            prompt_tokens=totals.prompt_tokens,
+            output_tokens=totals.output_tokens,
+            discarded_tokens=totals.discarded_tokens,
+            preemptions=totals.preemptions,
+            loop_turned_at=self._clock(),
+        )

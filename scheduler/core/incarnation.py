@@ -1,0 +1,65 @@
+"""All that lives as long as one incarnation of the worker does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler.core.config import EngineConfig
+from scheduler.core.front_end import Failure, FailureKind, Limits
+from scheduler.core.ledger import Ledger
+from scheduler.core.planner import Planner
+from scheduler.core.policy import Policy
+from scheduler.core.request import Request
+from scheduler.core.totals import Totals
+from scheduler.core.window import Window
+from scheduler.core.worker_link import WorkerInfo
+
+
+@dataclass(slots=True)
+class Incarnation:
+    """The worker as it told of itself, and the books of its pool."""
+
+    info: WorkerInfo
+    limits: Limits
+    ledger: Ledger
+    planner: Planner
+    window: Window
+
+
+def begin(info: WorkerInfo, config: EngineConfig, policy: Policy, totals: Totals) -> Incarnation:
+    """Opens the books of an empty pool."""
+    budget = config.step_tokens_on(info.device, info.max_step_tokens)
+    limits = Limits(
+        max_model_len=info.max_model_len,
+        vocab_size=info.vocab_size,
+        # A step always has room for one token of each row.
+        max_rows=min(info.max_rows, budget),
+        block_size=info.block_size,
+        usable_blocks=info.num_blocks - 1,
+    )
+    ledger = Ledger(
+        info.num_blocks, info.block_size, limits.max_rows, limits.max_request_tokens, totals
+    )
+    planner = Planner(policy, budget, info.incarnation, info.last_executed_step)
+    window = Window(min(config.depth_on(info.device), info.max_steps_in_flight))
+    return Incarnation(info, limits, ledger, planner, window)
+
+
+def carry_over(requests: list[Request], to: Incarnation) -> list[Failure]:
+    """Queues the requests of a lost incarnation, in order, to be recomputed from their
+    tokens; fails those that a smaller pool has no room for."""
+    most = to.limits.max_request_tokens
+    failures = []
+    for request in requests:
+        if request.submission.max_tokens is None:
+            request.limit = most
+        needed = max(request.limit, len(request.tokens) + 1)
+        to.ledger.enqueue(request)
+        if needed > most:
+            to.ledger.end(request)
+            message = (
+                f"request {request.request_id} needs room for {needed} tokens, but the new "
+                f"worker has room for {most}"
+            )
+            failures.append(Failure(request.handle, FailureKind.NO_ROOM, message))
+    return failures

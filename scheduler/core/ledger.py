@@ -1,0 +1,96 @@
+"""Who holds what: requests, rows and blocks, and every way in which they change hands."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from scheduler.core.block_allocator import BlockAllocator
+from scheduler.core.block_table import BlockTables
+from scheduler.core.request import NO_ROW, Request
+from scheduler.core.rows import Rows
+from scheduler.core.totals import Totals
+
+
+class Ledger:
+    """The books of one worker's pool and rows.
+
+    A waiting request holds no row and no block. The waiting are in order of
+    arrival: whoever was put back arrived before all that never ran.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, max_rows: int, max_tokens: int, totals: Totals
+    ) -> None:
+        self.totals = totals
+        self.allocator = BlockAllocator(num_blocks)
+        self.tables = BlockTables(self.allocator, block_size, max_rows, max_tokens)
+        self.rows = Rows(max_rows, max_tokens)
+        self.waiting: deque[Request] = deque()
+        self.by_handle: dict[int, Request] = {}
+        self.by_id: dict[str, Request] = {}
+        # What the worker has yet to be told, with the next step.
+        self.freed_rows: list[int] = []
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.by_handle)
+
+    def enqueue(self, request: Request) -> None:
+        self.by_handle[request.handle] = request
+        self.by_id[request.request_id] = request
+        self.waiting.append(request)
+
+    def admit_head(self, now: float) -> int:
+        """Gives the first of the waiting a row."""
+        request = self.waiting.popleft()
+        if request.started_at is None:
+            request.started_at = now
+        return self.rows.take(request)
+
+    def preempt(self, row: int) -> Request:
+        """Puts the row's request back at the head of the waiting. Tokens in flight
+        stay its own; it is admitted again once they are answered."""
+        unanswered = int(self.rows.known[row] - self.rows.accepted[row])
+        request = self._vacate(row)
+        request.unanswered = unanswered
+        request.preemptions += 1
+        self.totals.preemptions += 1
+        self.waiting.appendleft(request)
+        return request
+
+    def end(self, request: Request) -> None:
+        """Takes everything from a request, wherever it is. Raises ValueError if it
+        has ended before."""
+        if request.ended:
+            raise ValueError(f"request {request.request_id} was ended twice")
+        request.ended = True
+        if request.row != NO_ROW:
+            self._vacate(request.row)
+        else:
+            self.waiting.remove(request)
+        del self.by_handle[request.handle]
+        del self.by_id[request.request_id]
+
+    def youngest_runnable(self) -> int:
+        """The row to preempt first. Raises ValueError if none is runnable."""
+        rows = np.flatnonzero(self.rows.runnable)
+        return int(rows[self.rows.order[rows].argmax()])
+
+    def close(self) -> list[Request]:
+        """Takes every row away for good, as the pool behind them is lost: all
+        requests, in order of arrival, with the tokens accepted so far."""
+        requests = sorted(self.by_handle.values(), key=lambda request: request.order)
+        for request in requests:
+            request.unanswered = 0
+            if request.row != NO_ROW:
+                self.rows.drop(request.row)
+                request.preemptions += 1
+                self.totals.preemptions += 1
+        return requests
+
+    def _vacate(self, row: int) -> Request:
+        self.tables.release(row)
+        self.freed_rows.append(row)
+        return self.rows.drop(row)

@@ -1,0 +1,93 @@
+"""Turns a decision into a step, and the books to what they will be once it has run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler.core.ledger import Ledger
+from scheduler.core.policy import Decision, Policy
+from scheduler.core.request import Request
+from scheduler.core.worker_link import NewRow, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """What the engine remembers of a step until it is answered. Shapes: m sequences
+    that sample."""
+
+    step_id: int
+    num_tokens: int
+    rows: np.ndarray  # int64 [m]
+    generations: np.ndarray  # int64 [m]: the rows' when the step was planned
+    requests: np.ndarray  # object [m]: who had the rows then
+    all_requests: np.ndarray  # object [s]: of every sequence, to name one refused
+
+
+class Planner:
+    """Plans the steps of one incarnation of the worker."""
+
+    def __init__(self, policy: Policy, budget: int, incarnation: int, last_step: int) -> None:
+        self.policy = policy
+        self.budget = budget
+        self.incarnation = incarnation
+        self.next_step = last_step + 1
+
+    def plan(self, ledger: Ledger, now: float) -> tuple[StepPlan, StepInFlight] | None:
+        """The next step, with its blocks taken and its rows' counts moved; None if
+        there is nothing to run."""
+        decision = self.policy.decide(ledger, self.budget, now)
+        if not len(decision.rows):
+            return None
+        rows = ledger.rows
+        starts = rows.computed[decision.rows]
+        context_lens = starts + decision.query_lens
+        appended = ledger.tables.grow(decision.rows, context_lens)
+        samples = context_lens == rows.known[decision.rows]
+        plan = StepPlan(
+            step_id=self.next_step,
+            incarnation=self.incarnation,
+            free_rows=np.array(ledger.freed_rows, np.int32),
+            new_rows=[_new_row(rows.request[row]) for row in decision.admitted],
+            table_rows=appended.rows,
+            table_counts=appended.counts,
+            table_blocks=appended.blocks,
+            rows=decision.rows.astype(np.int32),
+            query_lens=decision.query_lens.astype(np.int32),
+            context_lens=context_lens.astype(np.int32),
+            slot_mapping=ledger.tables.slots(decision.rows, starts, decision.query_lens),
+            samples=samples,
+        )
+        in_flight = self._commit(ledger, decision, context_lens, samples)
+        return plan, in_flight
+
+    def _commit(
+        self, ledger: Ledger, decision: Decision, context_lens: np.ndarray, samples: np.ndarray
+    ) -> StepInFlight:
+        rows = ledger.rows
+        sampling = decision.rows[samples]
+        rows.computed[decision.rows] = context_lens
+        rows.known[sampling] += 1
+        ledger.freed_rows.clear()
+        step_id, self.next_step = self.next_step, self.next_step + 1
+        return StepInFlight(
+            step_id=step_id,
+            num_tokens=int(decision.query_lens.sum()),
+            rows=sampling,
+            generations=rows.generation[sampling],
+            requests=rows.request[sampling],
+            all_requests=rows.request[decision.rows],
+        )
+
+
+def _new_row(request: Request) -> NewRow:
+    return NewRow(
+        row=request.row,
+        request_id=request.request_id,
+        token_ids=request.tokens,
+        prompt_len=request.prompt_len,
+        block_ids=np.empty(0, np.int32),  # they come as table appends, like all others
+        temperature=request.submission.temperature,
+        seed=request.seed,
+    )

@@ -1,0 +1,173 @@
+"""A worker for tests of the core: one object, no threads, and answers on demand.
+
+Its model hashes the tokens that it reads through the row's block table, so a wrong
+slot, a lost block or a token out of place changes everything that follows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from scheduler.core.worker_link import (
+    Connected,
+    Inbox,
+    StepAnswer,
+    StepPlan,
+    StepTimes,
+    WorkerInfo,
+)
+
+VOCAB = 97
+
+
+def next_token(prefix: list[int], seed: int = 0) -> int:
+    return hash((seed, *prefix)) % VOCAB
+
+
+def expected_tokens(prompt: list[int], count: int, seed: int = 0) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens, seed))
+    return tokens[len(prompt) :]
+
+
+class FakeRow:
+    def __init__(self, tokens: list[int], seed: int) -> None:
+        self.tokens = tokens
+        self.seed = seed
+        self.blocks: list[int] = []
+        self.in_pool = 0
+
+
+class FakeWorker:
+    """Implements WorkerLink. Steps run when they are sent and are answered when the
+    test says so. `script` overrides the model: request id -> output tokens."""
+
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        max_rows: int = 8,
+        max_model_len: int = 128,
+        max_step_tokens: int = 64,
+        max_steps_in_flight: int = 8,
+        device: str = "cpu",
+    ) -> None:
+        self.info = WorkerInfo(
+            incarnation=1,
+            last_executed_step=0,
+            device=device,
+            fingerprint="",
+            vocab_size=VOCAB,
+            max_model_len=max_model_len,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_rows=max_rows,
+            max_step_tokens=max_step_tokens,
+            max_steps_in_flight=max_steps_in_flight,
+        )
+        self.script: dict[str, list[int]] = {}
+        self.non_finite: set[str] = set()
+        self.log: list[StepPlan] = []
+        self.step_requests: list[list[str]] = []
+        self.rows: dict[int, FakeRow] = {}
+        self.names: dict[int, str] = {}
+        self.slots: dict[int, tuple[int, ...]] = {}
+        self.unanswered: deque[StepAnswer] = deque()
+        self.inbox: Inbox | None = None
+
+    def start(self, inbox: Inbox) -> None:
+        self.inbox = inbox
+
+    def connect(self, resumed: bool = False) -> None:
+        assert self.inbox is not None
+        self.inbox.post(Connected(self.info, resumed))
+
+    def close(self) -> None:
+        pass
+
+    def restart(self, **changes: int) -> None:
+        """A new incarnation: rows, pool and unanswered steps are gone."""
+        values = {name: getattr(self.info, name) for name in WorkerInfo.__slots__}
+        values |= changes | {"incarnation": self.info.incarnation + 1}
+        self.info = WorkerInfo(**values)
+        self.rows.clear()
+        self.slots.clear()
+        self.unanswered.clear()
+        self.connect()
+
+    def send(self, plan: StepPlan) -> None:
+        assert plan.incarnation == self.info.incarnation
+        assert len(self.unanswered) < self.info.max_steps_in_flight
+        self.log.append(plan)
+        for row in plan.free_rows.tolist():
+            del self.rows[row]
+        for new in plan.new_rows:
+            assert new.row not in self.rows
+            self.rows[new.row] = FakeRow(new.token_ids.tolist(), new.seed)
+            self.names[new.row] = new.request_id
+        start = 0
+        for row, count in zip(plan.table_rows.tolist(), plan.table_counts.tolist(), strict=True):
+            self.rows[row].blocks += plan.table_blocks[start : start + count].tolist()
+            start += count
+        self.step_requests.append([self.names[row] for row in plan.rows.tolist()])
+        self.unanswered.append(self._forward(plan))
+
+    def _forward(self, plan: StepPlan) -> StepAnswer:
+        assert 0 < plan.query_lens.sum() <= self.info.max_step_tokens
+        assert len(set(plan.slot_mapping.tolist())) == len(plan.slot_mapping)
+        tokens: list[int] = []
+        bad: list[bool] = []
+        start = 0
+        for i, row in enumerate(plan.rows.tolist()):
+            length, context = int(plan.query_lens[i]), int(plan.context_lens[i])
+            state = self.rows[row]
+            assert context - length == state.in_pool
+            for position, slot in zip(
+                range(state.in_pool, context),
+                plan.slot_mapping[start : start + length].tolist(),
+                strict=True,
+            ):
+                assert slot == self._slot(state, position)
+                assert slot >= self.info.block_size, "the scratch block was written"
+                prefix = self.slots[self._slot(state, position - 1)] if position else ()
+                self.slots[slot] = (*prefix, state.tokens[position])
+            start += length
+            state.in_pool = context
+            if plan.samples[i]:
+                assert context == len(state.tokens)
+                token = self._sample(row)
+                state.tokens.append(token)
+                tokens.append(token)
+                bad.append(self.names[row] in self.non_finite)
+            else:
+                assert context < len(state.tokens)
+        non_finite = np.array(bad) if any(bad) else None
+        times = StepTimes(device=1000)
+        return StepAnswer(plan.step_id, np.array(tokens, np.int32), non_finite, times)
+
+    def _sample(self, row: int) -> int:
+        state, name = self.rows[row], self.names[row]
+        prefix = self.slots[self._slot(state, state.in_pool - 1)]
+        if name in self.script:
+            prompt_len = self.prompt_lens[name]
+            return self.script[name][len(state.tokens) - prompt_len]
+        return next_token(list(prefix), state.seed)
+
+    def _slot(self, state: FakeRow, position: int) -> int:
+        size = self.info.block_size
+        return state.blocks[position // size] * size + position % size
+
+    @property
+    def prompt_lens(self) -> dict[str, int]:
+        return {new.request_id: new.prompt_len for plan in self.log for new in plan.new_rows}
+
+    def answer(self) -> bool:
+        """Answers the oldest step; False if there is none."""
+        assert self.inbox is not None
+        if not self.unanswered:
+            return False
+        self.inbox.post(self.unanswered.popleft())
+        return True

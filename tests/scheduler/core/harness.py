@@ -1,0 +1,121 @@
+"""An engine on a fake worker, driven turn by turn on the test's own thread."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from scheduler.core.config import EngineConfig
+from scheduler.core.engine import Engine
+from scheduler.core.front_end import (
+    Abort,
+    EngineStatus,
+    EventBatch,
+    Failure,
+    FailureKind,
+    Finish,
+    Finished,
+    FinishReason,
+    Submission,
+)
+from tests.scheduler.core.fake_worker import FakeWorker
+
+
+class Collector:
+    """Implements FrontEnd; checks that nothing comes after a request's end."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = defaultdict(list)
+        self.ends: dict[int, Finish | Failure] = {}
+        self.statuses: list[EngineStatus] = []
+
+    def deliver(self, batch: EventBatch) -> None:
+        for handle, token in zip(batch.handles.tolist(), batch.token_ids.tolist(), strict=True):
+            assert handle not in self.ends, "a token came after the end"
+            self.tokens[handle].append(token)
+        for end in batch.ends:
+            assert end.handle not in self.ends, "a request ended twice"
+            self.ends[end.handle] = end.finish if isinstance(end, Finished) else end
+
+    def status_changed(self, status: EngineStatus) -> None:
+        self.statuses.append(status)
+
+
+class Harness:
+    def __init__(
+        self, worker: FakeWorker | None = None, *, connect: bool = True, **config: int
+    ) -> None:
+        self.worker = worker or FakeWorker()
+        self.front_end = Collector()
+        self.now = 0.0
+        self.engine = Engine(
+            EngineConfig(audit=True, **config),
+            self.worker,
+            self.front_end,
+            clock=lambda: self.now,
+        )
+        self.worker.start(self.engine)
+        self.handles = 0
+        if connect:
+            self.worker.connect()
+        self.turn()
+
+    def turn(self) -> None:
+        self.engine.turn(0)
+
+    def submit(
+        self,
+        prompt: list[int],
+        max_tokens: int | None = 4,
+        *,
+        name: str | None = None,
+        seed: int = 0,
+        stop_ids: frozenset[int] = frozenset(),
+        deadline: float | None = None,
+    ) -> int:
+        self.handles += 1
+        self.engine.submit(
+            Submission(
+                handle=self.handles,
+                request_id=name or f"r{self.handles}",
+                prompt_ids=tuple(prompt),
+                max_tokens=max_tokens,
+                temperature=0.0,
+                seed=seed,
+                stop_ids=stop_ids,
+                arrival=self.now,
+                deadline=deadline,
+            )
+        )
+        return self.handles
+
+    def abort(
+        self,
+        handle: int,
+        reason: FailureKind | FinishReason = FailureKind.CANCELLED,
+        output_tokens: int | None = None,
+    ) -> None:
+        self.engine.abort(Abort(handle, reason, output_tokens))
+
+    def step(self) -> None:
+        """One answer, if any, and one turn."""
+        self.worker.answer()
+        self.turn()
+
+    def run(self, limit: int = 10_000) -> None:
+        """Until nothing is left to do."""
+        for _ in range(limit):
+            self.turn()
+            if not self.worker.answer() and not self.books.num_requests:
+                self.turn()
+                return
+        raise AssertionError("the engine did not come to rest")
+
+    @property
+    def books(self):
+        assert self.engine.worker is not None
+        return self.engine.worker.ledger
+
+    def assert_pool_is_whole(self) -> None:
+        allocator = self.books.allocator
+        assert allocator.num_free == allocator.num_usable
+        assert self.books.rows.num_live == 0

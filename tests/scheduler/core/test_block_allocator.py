@@ -1,0 +1,89 @@
+import numpy as np
+import pytest
+
+from scheduler.core.block_allocator import BlockAllocator, OutOfBlocks
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def test_the_scratch_block_is_never_given_away() -> None:
+    allocator = BlockAllocator(5)
+    assert allocator.num_usable == 4
+    assert sorted(allocator.allocate(4).tolist()) == [1, 2, 3, 4]
+    assert allocator.num_free == 0
+
+
+def test_asking_for_more_than_is_free_takes_nothing() -> None:
+    allocator = BlockAllocator(4)
+    allocator.allocate(1)
+    before = allocator.free_blocks.tolist()
+    with pytest.raises(OutOfBlocks, match="3 blocks were asked for, 2 are free"):
+        allocator.allocate(3)
+    assert allocator.free_blocks.tolist() == before
+
+
+def test_the_block_freed_last_is_given_first() -> None:
+    allocator = BlockAllocator(6)
+    blocks = allocator.allocate(3)
+    allocator.release(blocks[1:2])
+    assert allocator.allocate(1).tolist() == [blocks[1]]
+
+
+def test_a_shared_block_is_free_after_its_last_release() -> None:
+    allocator = BlockAllocator(3)
+    block = allocator.allocate(1)
+    allocator.share(block)
+    allocator.release(block)
+    assert allocator.num_free == 1
+    allocator.release(block)
+    assert allocator.num_free == 2
+
+
+@pytest.mark.parametrize("blocks", [ids(2), ids(1, 1), ids(1, 2)])
+def test_a_double_free_raises_and_changes_nothing(blocks: np.ndarray) -> None:
+    allocator = BlockAllocator(4)
+    assert allocator.allocate(1).tolist() == [1]
+    with pytest.raises(ValueError, match="released more often than it was taken"):
+        allocator.release(blocks)
+    assert allocator.references.tolist() == [0, 1, 0, 0]
+    assert sorted(allocator.free_blocks.tolist()) == [2, 3]
+
+
+def test_sharing_a_free_block_raises() -> None:
+    with pytest.raises(ValueError, match="block 1 is free"):
+        BlockAllocator(3).share(ids(1))
+
+
+@pytest.mark.parametrize("block", [0, -1, 3])
+def test_ids_that_no_request_can_hold_are_refused(block: int) -> None:
+    with pytest.raises(ValueError, match=rf"block {block} is outside 1\.\.2"):
+        BlockAllocator(3).release(ids(block))
+
+
+def test_a_pool_without_a_usable_block_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_blocks is 1"):
+        BlockAllocator(1)
+
+
+def test_random_use_agrees_with_a_dictionary_of_counts() -> None:
+    random = np.random.default_rng(0)
+    allocator, counts = BlockAllocator(20), dict.fromkeys(range(1, 20), 0)
+    for _ in range(2000):
+        held = [block for block, count in counts.items() if count]
+        action = random.integers(3)
+        if action == 0 and len(held) < 19:
+            for block in allocator.allocate(int(random.integers(0, 20 - len(held)))).tolist():
+                assert counts[block] == 0
+                counts[block] = 1
+        elif held:
+            some = random.choice(held, random.integers(1, len(held) + 1), replace=False)
+            if action == 1:
+                allocator.share(some.astype(np.int32))
+            else:
+                allocator.release(some.astype(np.int32))
+            for block in some.tolist():
+                counts[block] += 1 if action == 1 else -1
+        assert allocator.num_free == sum(count == 0 for count in counts.values())
+        assert allocator.references[1:].tolist() == list(counts.values())
