@@ -1,0 +1,126 @@
+"""The Llama forward over a ragged batch: a step's tokens on one axis, K/V in the paged pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from kernels import Ops
+from worker.inputs import StepInputs
+from worker.kv_pool import KVPool
+from worker.model.config import ModelConfig
+from worker.model.rope import cos_sin_table
+from worker.model.weights import LlamaWeights
+
+# (q [t, heads, head_dim], K pool, V pool of one layer) -> [t, heads, head_dim]
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Llama:
+    """A loaded Llama: pre-norm layers of attention and SwiGLU on a residual stream."""
+
+    def __init__(
+        self, config: ModelConfig, weights: LlamaWeights, ops: Ops, device: torch.device | str
+    ) -> None:
+        self.config = config
+        self.weights = weights
+        self.ops = ops
+        self.device = torch.device(device)
+        self._cos_sin = cos_sin_table(config, device)
+        self._scale = config.head_dim**-0.5
+        norms = [layer.input_norm for layer in weights.layers[1:]]
+        self._next_norms = [*norms, weights.final_norm]  # what follows each layer
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weights.embedding.dtype
+
+    @torch.inference_mode()
+    def forward(self, inputs: StepInputs, pool: KVPool) -> torch.Tensor:
+        """Writes the K/V of the step's t tokens into `pool`; returns the logits [m, vocab], in the
+        model's dtype, that follow the m tokens of `inputs.sample_tokens`."""
+        ops, config, layers = self.ops, self.config, self.weights.layers
+        tokens, sampled = inputs.token_ids.shape[0], inputs.sample_tokens.shape[0]
+        attend = self._attention(inputs, pool)
+        residual = torch.embedding(self.weights.embedding, inputs.token_ids)
+        normed = ops.rms_norm(residual, layers[0].input_norm, config.rms_norm_eps)
+        for layer, norm, (k_pool, v_pool) in zip(
+            layers, self._next_norms, pool.layers, strict=True
+        ):
+            qkv = ops.linear(normed, layer.qkv, layer.qkv_bias)
+            q = ops.rope_and_write_kv(
+                qkv,
+                inputs.positions,
+                self._cos_sin,
+                inputs.slot_mapping,
+                k_pool,
+                v_pool,
+                config.num_heads,
+            )
+            if layer is layers[-1] and not sampled:
+                break  # the K/V is written, which is all that this step is for
+            attended = attend(q, k_pool, v_pool).view(tokens, config.query_size)
+            if layer is layers[-1] and sampled < tokens:
+                # Of the others nothing is read any more.
+                attended = attended.index_select(0, inputs.sample_tokens)
+                residual = residual.index_select(0, inputs.sample_tokens)
+            out = ops.linear(attended, layer.out, layer.out_bias)
+            normed, residual = ops.add_rms_norm(out, residual, layer.post_norm, config.rms_norm_eps)
+            gate_up = ops.linear(normed, layer.gate_up, layer.gate_up_bias)
+            down = ops.linear(ops.silu_and_mul(gate_up), layer.down, layer.down_bias)
+            normed, residual = ops.add_rms_norm(down, residual, norm, config.rms_norm_eps)
+        if not sampled:
+            return residual.new_empty((0, config.vocab_size))
+        return ops.linear(normed, self.weights.head, None)
+
+    def _attention(self, inputs: StepInputs, pool: KVPool) -> Attention:
+        """What attends in every layer of this step: the leading decodes by the decode kernel, the
+        rest by the prefill kernel. What all layers share is prepared once."""
+        decodes, sequences = inputs.num_decodes, inputs.rows.shape[0]
+        if decodes == sequences:
+            return self._decode(inputs, pool)
+        if decodes == 0:
+            return self._prefill(inputs, pool)
+        decode, prefill = self._decode(inputs, pool), self._prefill(inputs, pool)
+
+        def attend(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor) -> torch.Tensor:
+            # A decode has one token, so the sequences' border is the tokens' border too.
+            return torch.cat(
+                (decode(q[:decodes], k_pool, v_pool), prefill(q[decodes:], k_pool, v_pool))
+            )
+
+        return attend
+
+    def _decode(self, inputs: StepInputs, pool: KVPool) -> Attention:
+        rows = inputs.rows[: inputs.num_decodes]
+        context_lens = inputs.context_lens[: inputs.num_decodes]
+        tables = inputs.block_tables
+        return partial(
+            self.ops.paged_attention_decode,
+            block_tables=tables,
+            rows=rows,
+            context_lens=context_lens,
+            scale=self._scale,
+            max_context_len=inputs.max_context_len,
+            plan=self.ops.plan_decode(pool.layers[0][0], tables, rows, context_lens),
+        )
+
+    def _prefill(self, inputs: StepInputs, pool: KVPool) -> Attention:
+        decodes, tables = inputs.num_decodes, inputs.block_tables
+        rows, context_lens = inputs.rows[decodes:], inputs.context_lens[decodes:]
+        query_starts = inputs.query_starts[decodes:]
+        if decodes:
+            query_starts = query_starts - decodes
+        return partial(
+            self.ops.paged_attention_prefill,
+            block_tables=tables,
+            rows=rows,
+            query_starts=query_starts,
+            context_lens=context_lens,
+            scale=self._scale,
+            max_query_len=inputs.max_query_len,
+            max_context_len=inputs.max_context_len,
+            plan=self.ops.plan_prefill(pool.layers[0][0], tables, rows, query_starts, context_lens),
+        )
