@@ -1,0 +1,119 @@
+"""The rows that become live with a step. Rare, so a Python loop over them is fine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import numpy as np
+
+from nanoserve.v1 import worker_pb2
+from worker.geometry import Geometry
+from worker.refusal import StepRefused
+from worker.step import read_column
+
+# As float32, so that a limit that was sent over the wire is inside.
+MIN_TEMPERATURE = np.float32(0.01)
+MAX_TEMPERATURE = np.float32(100)
+
+
+@dataclass(frozen=True, slots=True)
+class NewRow:
+    """A checked NewRow of worker.proto."""
+
+    row: int
+    request_id: str
+    token_ids: np.ndarray  # int32 [n]
+    prompt_len: int
+    tokens_in_pool: int
+    block_ids: np.ndarray  # int32 [b]
+    temperature: float
+    seed: int
+
+
+@dataclass(slots=True)
+class NewRows:
+    """The new rows of a step as columns."""
+
+    rows: list[int] = field(default_factory=list)
+    prompt_lens: list[int] = field(default_factory=list)
+    temperatures: list[float] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
+    token_ids: list[np.ndarray] = field(default_factory=list)
+    block_ids: list[np.ndarray] = field(default_factory=list)
+
+    def add(self, row: NewRow) -> None:
+        self.rows.append(row.row)
+        self.prompt_lens.append(row.prompt_len)
+        self.temperatures.append(row.temperature)
+        self.seeds.append(row.seed)
+        self.token_ids.append(row.token_ids)
+        self.block_ids.append(row.block_ids)
+
+    def flat(self, columns: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate(columns) if columns else np.zeros(0, np.int32)
+
+    def flat_rows(self, columns: list[np.ndarray]) -> np.ndarray:
+        """int32: the row of each value of flat(columns)."""
+        return np.repeat(np.array(self.rows, np.int32), [len(column) for column in columns])
+
+    def flat_indices(self, columns: list[np.ndarray]) -> np.ndarray:
+        """int32: the index of each value of flat(columns) in its own column."""
+        return self.flat([np.arange(len(column), dtype=np.int32) for column in columns])
+
+
+def check_new_row(message: worker_pb2.NewRow, geometry: Geometry) -> NewRow:
+    """Checks what does not depend on the rows' states. Raises StepRefused."""
+
+    def refuse(text: str) -> NoReturn:
+        raise StepRefused(f"new_rows: {text}", row=message.row, request_id=message.request_id)
+
+    if not 0 <= message.row < geometry.max_rows:
+        refuse(f"row is {message.row}, must be 0 <= row < {geometry.max_rows}")
+    tokens = read_column("new_rows.token_ids", message.token_ids)
+    blocks = read_column("new_rows.block_ids", message.block_ids)
+    count = len(tokens)
+    if not 1 <= count <= geometry.max_model_len:
+        refuse(
+            f"token_ids has {count} values, must have 1 to max_model_len {geometry.max_model_len}"
+        )
+    if (bad := (tokens < 0) | (tokens >= geometry.vocab_size)).any():
+        i = int(bad.argmax())
+        refuse(f"token_ids[{i}] is {tokens[i]}, must be 0 <= id < {geometry.vocab_size}")
+    if not 1 <= message.prompt_len <= count:
+        refuse(f"prompt_len is {message.prompt_len}, must be 1 <= prompt_len <= {count}")
+    if not 0 <= message.tokens_in_pool < count:
+        refuse(f"tokens_in_pool is {message.tokens_in_pool}, must be 0 <= tokens_in_pool < {count}")
+    _check_blocks(message, blocks, geometry, refuse)
+    temperature = np.float32(message.sampling.temperature)
+    # Written so that a NaN fails it.
+    if not (temperature == 0 or MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE):
+        refuse(f"temperature is {temperature}, must be 0 or 0.01 <= temperature <= 100")
+    return NewRow(
+        row=message.row,
+        request_id=message.request_id,
+        token_ids=tokens,
+        prompt_len=message.prompt_len,
+        tokens_in_pool=message.tokens_in_pool,
+        block_ids=blocks,
+        temperature=float(temperature),
+        seed=message.sampling.seed,
+    )
+
+
+def _check_blocks(
+    message: worker_pb2.NewRow, blocks: np.ndarray, geometry: Geometry, refuse
+) -> None:
+    most = geometry.max_blocks_per_row
+    if len(blocks) > most:
+        refuse(f"block_ids has {len(blocks)} values, must have at most {most}")
+    if (bad := (blocks < 1) | (blocks >= geometry.num_blocks)).any():
+        i = int(bad.argmax())
+        refuse(f"block_ids[{i}] is {blocks[i]}, must be 1 <= block < {geometry.num_blocks}")
+    if len(np.unique(blocks)) != len(blocks):
+        refuse("block_ids names a block twice")
+    room = len(blocks) * geometry.block_size
+    if message.tokens_in_pool > room:
+        refuse(
+            f"tokens_in_pool is {message.tokens_in_pool}, but {len(blocks)} blocks hold only {room}"
+        )

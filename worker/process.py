@@ -1,0 +1,102 @@
+"""The worker as a process: start, signals, exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from worker.address import ListenAddress
+from worker.executor import Executor
+from worker.geometry import Geometry
+from worker.server import WorkerServer
+from worker.service import WorkerService
+from worker.session import Session
+from worker.step_loop import StepLoop
+from worker.stop_signals import StopSignals
+
+log = logging.getLogger("worker")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOptions:
+    """Raises ValueError for an address that others can reach unless `insecure`."""
+
+    listen: ListenAddress
+    insecure: bool = False
+    drain_timeout: float = 30.0  # seconds
+    check_slots: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.listen.is_local and not self.insecure:
+            raise ValueError(
+                f"listen address {self.listen.text} can be reached from other machines, without "
+                "encryption: use a loopback address or a unix socket, or say --insecure"
+            )
+        if not 0 <= self.drain_timeout < 1e6:
+            raise ValueError(f"drain_timeout is {self.drain_timeout}, must be 0 <= s < 1e6")
+
+
+def run(
+    signals: StopSignals, options: ProcessOptions, make_executor: Callable[[], Executor]
+) -> int:
+    """Loads, serves until a signal comes, drains. Returns the exit code.
+
+    The main thread only waits, so that a signal is heard at once while another thread loads.
+    """
+    try:
+        options.listen.check_free()
+    except OSError as error:
+        log.error("cannot start: %s", error)
+        return 1
+    loop = StepLoop(make_executor, on_ready=signals.events.put, on_fatal=exit_on_fatal)
+    loop.start()
+    geometry = signals.events.get()
+    if not isinstance(geometry, Geometry):
+        log.info("%s while loading: exit", geometry.name)
+        _exit(0)
+    session = Session(geometry, check_slots=options.check_slots)
+    server = WorkerServer(WorkerService(session, loop), options.listen)
+    try:
+        address = server.start()
+    except OSError as error:
+        log.error("cannot start: %s", error)
+        return 1
+    log.info("listening on %s", address)
+    came = signals.events.get()
+    log.info("%s: draining for at most %g s", came.name, options.drain_timeout)
+    server.drain(options.drain_timeout)
+    log.info("stopped")
+    return 0
+
+
+def exit_on_fatal(error: BaseException) -> None:
+    """Ends the process with code 1: what is left of it could only answer wrongly. Errors that
+    name what is wrong with a model or a flag need no traceback."""
+    explained = isinstance(error, (ValueError, OSError, MemoryError))
+    log.critical("fatal: %s", error, exc_info=None if explained else error)
+    _exit(1)
+
+
+def _exit(code: int) -> None:
+    """Leaves without waiting for threads, which may be in the middle of a load."""
+    with contextlib.suppress(Exception):
+        logging.shutdown()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def start_logging(level: str) -> None:
+    """One line per record on stderr, threads named."""
+    logging.basicConfig(
+        level=level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    threading.excepthook = lambda args: log.error(
+        "thread %s failed", args.thread.name if args.thread else "?", exc_info=args.exc_value
+    )

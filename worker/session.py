@@ -1,0 +1,171 @@
+"""The state between a worker and its scheduler: epoch, incarnation, rows, kept answers."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+
+from nanoserve.v1 import worker_pb2
+from worker.answer import Answer, RefusedAnswer
+from worker.geometry import PROTOCOL_VERSION, Geometry
+from worker.ledger import Ledger
+from worker.refusal import StepRefused
+
+
+class SessionError(Exception):
+    """A call that contradicts the session: FAILED_PRECONDITION."""
+
+
+class Session:
+    """Thread-safe. No method waits for a step."""
+
+    def __init__(self, geometry: Geometry, *, check_slots: bool) -> None:
+        self.geometry = geometry
+        self._check_slots = check_slots
+        self._lock = threading.Lock()
+        self._epoch = 0
+        self._steps = self._tokens_computed = self._tokens_sampled = 0
+        self._start_incarnation()
+
+    def _start_incarnation(self) -> None:
+        self._incarnation = secrets.randbits(64) or 1
+        self._ledger = Ledger(self.geometry, check_slots=self._check_slots)
+        self._last_step = 0
+        self._kept: dict[int, Answer] = {}
+        self._refused: RefusedAnswer | None = None
+
+    def connect(
+        self, request: worker_pb2.ConnectRequest
+    ) -> tuple[worker_pb2.ConnectResponse, bool]:
+        """The response, and whether the epoch is newer than the last one. Rows of an older
+        epoch are dropped, and with them the incarnation. Raises SessionError."""
+        if request.protocol_version != PROTOCOL_VERSION:
+            raise SessionError(
+                f"protocol_version is {request.protocol_version}, this worker speaks "
+                f"{PROTOCOL_VERSION}: run scheduler and worker of the same release"
+            )
+        ours = self.geometry.fingerprint
+        if request.HasField("model_fingerprint") and request.model_fingerprint != ours:
+            raise SessionError(
+                f"model_fingerprint is {request.model_fingerprint}, this worker serves {ours}: "
+                "start both with the same model"
+            )
+        with self._lock:
+            if request.epoch < max(self._epoch, 1):
+                raise SessionError(
+                    f"epoch is {request.epoch}, must be at least {max(self._epoch, 1)}: a newer "
+                    "scheduler has this worker"
+                )
+            newer = request.epoch > self._epoch
+            if newer and self._epoch:
+                self._start_incarnation()
+            self._epoch = request.epoch
+            return self._describe(), newer
+
+    def _describe(self) -> worker_pb2.ConnectResponse:
+        geometry = self.geometry
+        return worker_pb2.ConnectResponse(
+            protocol_version=PROTOCOL_VERSION,
+            model=geometry.model_message(),
+            pool=geometry.pool_message(),
+            limits=geometry.limits_message(),
+            incarnation=self._incarnation,
+            last_executed_step=self._last_step,
+            device=geometry.device,
+        )
+
+    def check_epoch(self, epoch: int) -> None:
+        """Raises SessionError unless `epoch` is the last Connect's."""
+        with self._lock:
+            self._check_epoch(epoch)
+
+    def _check_epoch(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            raise SessionError(
+                f"epoch is {epoch}, but the last Connect's is {self._epoch}"
+                + ("" if epoch < self._epoch else ": Connect first")
+            )
+
+    def reset(self, epoch: int) -> int:
+        """Starts an incarnation and returns it. Raises SessionError for another epoch."""
+        with self._lock:
+            self._check_epoch(epoch)
+            self._start_incarnation()
+            return self._incarnation
+
+    def admit(
+        self, step: worker_pb2.Step, arrived_ns: int, unanswered: int
+    ) -> tuple[Answer | RefusedAnswer, bool]:
+        """The answer to a step, and whether it is to be launched: not if it is a repeat or
+        refused. `unanswered` counts the steps of the stream without an answer, this one
+        included, when it arrived."""
+        started_ns = time.monotonic_ns()
+        with self._lock:
+            try:
+                if answered := self._answered(step):
+                    return answered, False
+                self._check_order(step, unanswered)
+                checked = self._ledger.admit(step)
+            except StepRefused as refusal:
+                refused = RefusedAnswer(step.step_id, refusal)
+                self._refused = self._refused or refused
+                return refused, False
+            answer = Answer(checked, arrived_ns, started_ns)
+            self._keep(answer)
+            return answer, True
+
+    def _answered(self, step: worker_pb2.Step) -> Answer | RefusedAnswer | None:
+        """The answer that a repeated step had before."""
+        if step.incarnation != self._incarnation:
+            raise StepRefused(
+                f"incarnation is {step.incarnation}, must be {self._incarnation}",
+                reason=worker_pb2.REFUSAL_REASON_WRONG_INCARNATION,
+            )
+        if kept := self._kept.get(step.step_id):
+            return kept
+        if self._refused and self._refused.step_id == step.step_id:
+            return self._refused
+        return None
+
+    def _check_order(self, step: worker_pb2.Step, unanswered: int) -> None:
+        if self._refused:
+            raise StepRefused(
+                f"step {self._refused.step_id} was refused: call Reset first",
+                reason=worker_pb2.REFUSAL_REASON_FOLLOWS_REFUSED,
+            )
+        if step.step_id != self._last_step + 1:
+            kept = f" or kept ({min(self._kept)} to {max(self._kept)})" if self._kept else ""
+            raise StepRefused(
+                f"step_id is {step.step_id}, must be {self._last_step + 1}{kept}",
+                reason=worker_pb2.REFUSAL_REASON_WRONG_STEP_ID,
+            )
+        if unanswered > self.geometry.max_steps_in_flight:
+            raise StepRefused(
+                f"{unanswered} steps are unanswered, must be at most max_steps_in_flight "
+                f"{self.geometry.max_steps_in_flight}"
+            )
+
+    def _keep(self, answer: Answer) -> None:
+        step = answer.step
+        self._last_step = step.step_id
+        self._kept[step.step_id] = answer
+        self._kept.pop(step.step_id - 2 * self.geometry.max_steps_in_flight, None)
+        self._steps += 1
+        self._tokens_computed += step.num_tokens * step.decode_steps
+        self._tokens_sampled += len(step.sampling) * step.decode_steps
+
+    def status(self) -> worker_pb2.WorkerServiceGetStatusResponse:
+        with self._lock:
+            return worker_pb2.WorkerServiceGetStatusResponse(
+                incarnation=self._incarnation,
+                epoch=self._epoch,
+                last_executed_step=self._last_step,
+                live_rows=self._ledger.live_rows,
+                steps=self._steps,
+                tokens_computed=self._tokens_computed,
+                tokens_sampled=self._tokens_sampled,
+                refusing=self._refused is not None,
+                pool=self.geometry.pool_message(),
+                device=self.geometry.device,
+            )
