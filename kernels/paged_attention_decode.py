@@ -1,0 +1,147 @@
+"""Paged decode attention: one query per sequence, read through the block table.
+
+A program takes one sequence, one K/V head and one split of SPLIT positions; the query heads of the K/V
+head share its loads, padded to the 16 rows of a matrix instruction. The split size is fixed, so the
+order of every sum depends on the row's own context length alone. A row of one split is finished at
+once; the others leave partial results in fp32, which a second kernel merges in order of position.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.attention_tile import add_tile, load_tile
+from kernels.launch import INTERPRETED, is_fp32, next_power_of_2
+
+SPLIT = 256
+
+
+@triton.jit
+def decode_kernel(
+    q, k_pool, v_pool, block_tables, rows, context_lens, out, partial, partial_stats,
+    scale, table_width, max_splits,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    context = tl.load(context_lens + sequence)
+    start = split * SPLIT
+    if start >= context and split > 0:
+        return
+    end = tl.minimum(start + SPLIT, context)
+    table = block_tables + tl.load(rows + sequence).to(tl.int64) * table_width
+
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    members = tl.arange(0, BLOCK_G)
+    heads = kv_head * GROUP + members
+    dims = tl.arange(0, BLOCK_D)
+    real = (members < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    offsets = (sequence.to(tl.int64) * HEADS + heads[:, None]) * HEAD_DIM + dims[None, :]
+    query = tl.load(q + offsets, mask=real, other=0.0)
+    if UPCAST:
+        query = query.to(tl.float32)
+
+    acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
+    top = tl.full((BLOCK_G,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_G,), tl.float32)
+    for tile in range(start, end, TILE):
+        positions = tile + tl.arange(0, TILE)
+        keys = load_tile(
+            k_pool, table, kv_head, positions, end, dims,
+            BLOCK_SIZE, KV_HEADS, HEAD_DIM, True, UPCAST,
+        )  # fmt: skip
+        values = load_tile(
+            v_pool, table, kv_head, positions, end, dims,
+            BLOCK_SIZE, KV_HEADS, HEAD_DIM, True, UPCAST,
+        )  # fmt: skip
+        visible = (positions < end)[None, :]
+        acc, top, total = add_tile(query, keys, values, visible, scale, acc, top, total, True)
+
+    if context <= SPLIT:
+        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        tl.store(out + offsets, result.to(out.dtype.element_ty), mask=real)
+    else:
+        slot = (sequence.to(tl.int64) * HEADS + heads) * max_splits + split
+        tl.store(partial + slot[:, None] * HEAD_DIM + dims[None, :], acc, mask=real)
+        tl.store(partial_stats + slot * 2, top, mask=members < GROUP)
+        tl.store(partial_stats + slot * 2 + 1, total, mask=members < GROUP)
+
+
+@triton.jit
+def merge_kernel(
+    partial, partial_stats, context_lens, out, max_splits,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SPLIT: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    sequence, head = tl.program_id(0), tl.program_id(1)
+    context = tl.load(context_lens + sequence)
+    if context <= SPLIT:
+        return
+    dims = tl.arange(0, BLOCK_D)
+    inside = dims < HEAD_DIM
+    row = sequence.to(tl.int64) * HEADS + head
+    acc = tl.zeros((BLOCK_D,), tl.float32)
+    top = float("-inf")
+    total = 0.0
+    for split in range(0, tl.cdiv(context, SPLIT)):
+        slot = row * max_splits + split
+        split_top = tl.load(partial_stats + slot * 2)
+        split_total = tl.load(partial_stats + slot * 2 + 1)
+        value = tl.load(partial + slot * HEAD_DIM + dims, mask=inside, other=0.0)
+        new_top = tl.maximum(top, split_top)
+        shrink = tl.exp2(top - new_top)
+        weight = tl.exp2(split_top - new_top)
+        acc = acc * shrink + value * weight
+        total = total * shrink + split_total * weight
+        top = new_top
+    tl.store(out + row * HEAD_DIM + dims, (acc / total).to(out.dtype.element_ty), mask=inside)
+
+
+def tile_config(head_dim: int, fp32: bool) -> dict[str, int]:
+    """Positions per tile, warps and pipeline stages, by shape alone (measured on an H200)."""
+    if head_dim > 128:
+        return {"TILE": 16 if fp32 else 32, "num_warps": 4, "num_stages": 2}
+    if fp32:
+        return {"TILE": 32, "num_warps": 4, "num_stages": 2}
+    return {"TILE": 64, "num_warps": 2 if head_dim <= 64 else 4, "num_stages": 2}
+
+
+def paged_attention_decode(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    block_tables: torch.Tensor,
+    rows: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    *,
+    max_context_len: int,
+    plan: None = None,  # noqa: ARG001 - this face needs none
+) -> torch.Tensor:
+    """See `kernels.reference.paged_attention_decode`; max_context_len only bounds the grid."""
+    sequences, heads, head_dim = q.shape
+    _, block_size, kv_heads, _ = k_pool.shape
+    out = torch.empty_like(q)
+    if sequences == 0:
+        return out
+    splits = max(triton.cdiv(max_context_len, SPLIT), 1)
+    # One split leaves no partial results, and the pointers are never followed.
+    kept = (sequences, heads, splits) if splits > 1 else (0, 0, 0)
+    partial = torch.empty((*kept, head_dim), dtype=torch.float32, device=q.device)
+    stats = torch.empty((*kept, 2), dtype=torch.float32, device=q.device)
+    block_d = next_power_of_2(head_dim)
+    decode_kernel[(sequences, kv_heads, splits)](
+        q, k_pool, v_pool, block_tables, rows, context_lens, out, partial, stats,
+        scale * math.log2(math.e), block_tables.shape[1], splits,
+        HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, SPLIT=SPLIT,
+        BLOCK_G=max(16, next_power_of_2(heads // kv_heads)), BLOCK_D=block_d, UPCAST=INTERPRETED,
+        **tile_config(head_dim, is_fp32(q)),
+    )  # fmt: skip
+    if splits > 1:
+        merge_kernel[(sequences, heads)](
+            partial, stats, context_lens, out, splits,
+            HEADS=heads, HEAD_DIM=head_dim, SPLIT=SPLIT, BLOCK_D=block_d, num_warps=1,
+        )  # fmt: skip
+    return out

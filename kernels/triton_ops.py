@@ -1,0 +1,23 @@
+"""The Triton face: every launcher under its name in the op table."""
+
+from kernels.launch import check_device
+from kernels.linear import linear, pack_weight
+from kernels.paged_attention_decode import paged_attention_decode
+from kernels.paged_attention_prefill import paged_attention_prefill
+from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.rope_and_write_kv import rope_and_write_kv
+from kernels.sample import sample
+from kernels.silu_and_mul import silu_and_mul
+
+__all__ = [
+    "add_rms_norm",
+    "check_device",
+    "linear",
+    "pack_weight",
+    "paged_attention_decode",
+    "paged_attention_prefill",
+    "rms_norm",
+    "rope_and_write_kv",
+    "sample",
+    "silu_and_mul",
+]
