@@ -8,7 +8,7 @@ from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "protos"))
-from generate import generate  # noqa: E402  (found through the line above)
+from generate import generate  # found through the line above
 
 
 class BuildWithStubs(build_py):

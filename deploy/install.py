@@ -16,7 +16,7 @@ COST = """\
 Installing into {venv}: PyTorch, transformers, gRPC and tools.
   On Linux x86-64 pip's default build of PyTorch brings CUDA: several GB to download and
   on disk, so expect many minutes on a slow line. A CPU build, if pip is configured to
-  find one, is about 0.2 GB, and everything else about 0.2 GB. Free here: {free:.0f} GB.
+  find one, is about 0.2 GB, and all the rest 0.4 GB. Free on this disk: {free:.0f} GB.
   This is done once; an interrupted install goes on where pip's cache ends."""
 
 
@@ -66,7 +66,8 @@ def build_requirements() -> list[str]:
 
 
 def pip(venv: Path, *arguments: str) -> None:
-    command = [str(venv / "bin" / "python"), "-m", "pip", "install", *arguments]
+    # Python compiles what is imported; compiling all of it takes a minute here.
+    command = [str(venv / "bin" / "python"), "-m", "pip", "install", "--no-compile", *arguments]
     status = subprocess.run(command, check=False).returncode
     if status != 0:
         sys.exit(f"pip failed (exit status {status}); its message is above")

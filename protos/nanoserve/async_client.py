@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -122,3 +123,8 @@ class AsyncGeneration:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        # The library's own call objects hold each other and are not freed in time.
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the call with it
+            self._call.cancel()

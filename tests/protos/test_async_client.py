@@ -1,0 +1,111 @@
+"""The asyncio client against a scripted server."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+
+from nanoserve import (
+    AsyncClient,
+    Chunk,
+    DeadlineExceededError,
+    FieldViolation,
+    FinishReason,
+    InvalidRequestError,
+    UnavailableError,
+)
+from tests.protos.scripted_server import ScriptedServer, fail, say
+
+
+async def cancelled(server: ScriptedServer) -> bool:
+    return await asyncio.to_thread(server.cancelled.wait, 10)
+
+
+async def test_chunks_come_in_order(server: ScriptedServer) -> None:
+    async with AsyncClient(server.address) as client:
+        chunks = [chunk async for chunk in client.generate("Hi", request_id="a")]
+    assert chunks[:2] == [Chunk("a", "Hello", (1,)), Chunk("a", " world", (2,))]
+    assert chunks[2].finish_reason is FinishReason.STOP
+    assert len(chunks) == 3
+
+
+async def test_many_generations_run_at_once(server: ScriptedServer) -> None:
+    async with AsyncClient(server.address) as client:
+        done = await asyncio.gather(*(client.generate(f"{i}").collect() for i in range(6)))
+    assert [completion.text for completion in done] == ["Hello world"] * 6
+
+
+async def test_an_error_keeps_its_details(server: ScriptedServer) -> None:
+    violation = error_details_pb2.BadRequest.FieldViolation(field="seed", description="too low")
+    server.handler = fail(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "seed: too low",
+        error_details_pb2.BadRequest(field_violations=[violation]),
+    )
+    async with AsyncClient(server.address) as client:
+        with pytest.raises(InvalidRequestError, match="INVALID_ARGUMENT: seed: too low") as caught:
+            await client.generate("Hi").collect()
+    assert caught.value.violations == (FieldViolation("seed", "too low"),)
+
+
+async def test_closing_a_generation_cancels_it_on_the_server(server: ScriptedServer) -> None:
+    server.handler = server.hold
+    async with AsyncClient(server.address) as client:
+        generation = client.generate("Hi")
+        assert (await anext(generation)).text == "Hel"
+        generation.close()
+        assert [chunk async for chunk in generation] == []
+        assert await cancelled(server)
+        server.handler = say("next")
+        assert (await client.generate("Hi").collect()).text == "next"
+
+
+async def test_closing_ends_an_iteration_that_waits(server: ScriptedServer) -> None:
+    server.handler = server.hold
+    async with AsyncClient(server.address) as client:
+        generation = client.generate("Hi")
+        waiting = asyncio.create_task(generation.collect())
+        await asyncio.sleep(0.1)
+        generation.close()
+        assert (await waiting).finish_reason is None
+        assert await cancelled(server)
+
+
+async def test_cancelling_the_task_cancels_on_the_server(server: ScriptedServer) -> None:
+    server.handler = server.hold
+    async with AsyncClient(server.address) as client:
+        waiting = asyncio.create_task(client.generate("Hi").collect())
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert await cancelled(server)
+
+
+async def test_dropping_a_generation_cancels_it_on_the_server(server: ScriptedServer) -> None:
+    server.handler = server.hold
+    async with AsyncClient(server.address) as client:
+        async for chunk in client.generate("Hi"):
+            assert chunk.text == "Hel"
+            break
+        assert await cancelled(server)
+
+
+async def test_the_timeout_is_the_calls_deadline(server: ScriptedServer) -> None:
+    server.handler = server.hold
+    async with AsyncClient(server.address) as client:
+        with pytest.raises(DeadlineExceededError):
+            await client.generate("Hi", timeout=0.3).collect()
+
+
+async def test_status_and_its_failure(server: ScriptedServer) -> None:
+    async with AsyncClient(server.address) as client:
+        assert (await client.status()).model == "tiny"
+    with ScriptedServer() as gone:
+        address = gone.address
+    async with AsyncClient(address) as client:
+        with pytest.raises(UnavailableError):
+            await client.status()

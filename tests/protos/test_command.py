@@ -1,0 +1,162 @@
+"""`nanoserve generate` and `nanoserve status` as processes, and how they fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+
+import grpc
+import pytest
+
+from nanoserve.v1 import inference_pb2 as pb
+from tests.protos.command import command, environment, nanoserve
+from tests.protos.scripted_server import ScriptedServer, fail, say
+
+
+def test_generate_prints_the_answer_to_a_chat_message(server: ScriptedServer) -> None:
+    done = nanoserve("generate", "--address", server.address, "--system", "Be brief.", "Hi")
+    assert (done.stdout, done.stderr, done.returncode) == ("Hello world\n", "", 0)
+    roles = [(message.role, message.content) for message in server.requests[0].chat.messages]
+    assert roles == [("system", "Be brief."), ("user", "Hi")]
+
+
+def test_generate_raw_sends_the_text_and_every_flag(server: ScriptedServer) -> None:
+    flags = "--raw --max-tokens 5 --temperature 0 --seed 7 --stop A --stop B --timeout 9"
+    done = nanoserve(
+        "generate", *flags.split(), "-", stdin="two\nlines", NANOSERVE_ADDRESS=server.address
+    )
+    assert done.stdout == "Hello world\n"
+    request = server.requests[0]
+    assert request == pb.GenerateRequest(
+        request_id=request.request_id,
+        text="two\nlines",
+        max_tokens=5,
+        temperature=0,
+        seed=7,
+        stop=["A", "B"],
+    )
+    assert server.deadlines[0] is not None
+    assert 5 < server.deadlines[0] <= 9
+
+
+def test_flags_left_out_are_left_to_the_server(server: ScriptedServer) -> None:
+    nanoserve("generate", "--address", server.address, "Hi")
+    request = server.requests[0]
+    assert not any(request.HasField(name) for name in ("max_tokens", "temperature", "seed"))
+    # Without a deadline gRPC tells the longest time that it can.
+    assert server.deadlines[0] is None or server.deadlines[0] > 1e6
+
+
+def test_generate_streams_while_the_server_is_still_at_work(server: ScriptedServer) -> None:
+    server.handler = server.hold
+    with subprocess.Popen(
+        command("generate", "--address", server.address, "Hi"),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert os.read(process.stdout.fileno(), 100) == b"Hel"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert process.stderr is not None
+        assert b"Traceback" not in process.stderr.read()
+    assert server.cancelled.wait(10)
+
+
+def test_a_closed_pipe_ends_the_command_quietly(server: ScriptedServer) -> None:
+    server.handler = say(*["x" * 10_000] * 50)
+    with subprocess.Popen(
+        command("generate", "--address", server.address, "Hi"),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.wait(20) == 1
+        assert process.stderr.read() == b""
+
+
+def test_stats_go_to_stderr(server: ScriptedServer) -> None:
+    done = nanoserve("generate", "--address", server.address, "--stats", "Hi")
+    assert done.stdout == "Hello world\n"
+    assert re.fullmatch(
+        r"time to first token \d+\.\d{3} s, [\d.]+ tokens/s, 3 tokens\n", done.stderr
+    )
+
+
+def test_a_failed_call_is_one_line_and_a_status_of_1(server: ScriptedServer) -> None:
+    server.handler = fail(grpc.StatusCode.INVALID_ARGUMENT, "seed: -1,\nmust be 0", after=("He",))
+    done = nanoserve("generate", "--address", server.address, "Hi")
+    assert done.stdout == "He\n"
+    assert done.stderr == "nanoserve: INVALID_ARGUMENT: seed: -1, must be 0\n"
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("arguments", [["generate", "Hi"], ["status"], ["chat"]])
+def test_no_server_is_one_line_that_says_what_to_do(arguments: list[str]) -> None:
+    with ScriptedServer() as gone:
+        address = gone.address
+    done = nanoserve(*arguments, "--address", address, stdin="Hi\n")
+    assert done.stderr == (
+        f"nanoserve: UNAVAILABLE: no server answers at {address}; start one with `make serve`\n"
+    )
+    assert (done.stdout, done.returncode) == ("", 1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["generate"],
+        ["generate", "--max-tokens", "many", "Hi"],
+        ["generate", "--raw", "--chat", "Hi"],
+        ["generate", "--raw", "--system", "Be brief.", "Hi"],
+        ["generate", "--max-tokens", str(2**40), "Hi"],
+    ],
+)
+def test_wrong_usage_is_a_status_of_2_without_a_traceback(arguments: list[str]) -> None:
+    done = nanoserve(*arguments)
+    assert done.returncode == 2
+    assert done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_status_is_a_table(server: ScriptedServer) -> None:
+    done = nanoserve("status", "--address", server.address)
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == [
+        f"server       {server.address}",
+        "ready        yes",
+        "up           1 h 2 min 5 s",
+        "model        tiny",
+        "worker       cpu, incarnation 00000000000000ff",
+        "context      64 tokens",
+        "vocabulary   256 tokens",
+        "K/V pool     7 of 10 blocks free, 16 tokens each (160 tokens in all)",
+        "requests     0 running (at most 4), 0 waiting",
+        "steps        0 answered, 0 in flight",
+        "tokens       0 prompt, 0 output, 0 discarded",
+        "preemptions  0",
+    ]
+
+
+def test_status_of_a_server_without_worker_is_1_and_says_why(server: ScriptedServer) -> None:
+    server.status = pb.GetStatusResponse(reason="waiting for the worker", model="tiny")
+    done = nanoserve("status", "--address", server.address)
+    assert done.returncode == 1
+    assert "ready        no: waiting for the worker" in done.stdout
+    assert "worker       none yet" in done.stdout
+    assert "K/V" not in done.stdout
+
+
+def test_status_as_json_has_every_field(server: ScriptedServer) -> None:
+    done = nanoserve("status", "--json", "--address", server.address)
+    fields = json.loads(done.stdout)
+    assert list(fields) == [field.name for field in pb.GetStatusResponse.DESCRIPTOR.fields]
+    assert (fields["model"], fields["free_blocks"]) == ("tiny", 7)
