@@ -16,6 +16,7 @@ from worker.geometry import Geometry
 from worker.server import WorkerServer
 from worker.service import WorkerService
 from worker.session import Session
+from worker.start import StartError
 from worker.step_loop import StepLoop
 from worker.stop_signals import StopSignals
 
@@ -75,10 +76,11 @@ def run(
 
 
 def exit_on_fatal(error: BaseException) -> None:
-    """Ends the process with code 1: what is left of it could only answer wrongly. Errors that
-    name what is wrong with a model or a flag need no traceback."""
-    explained = isinstance(error, (ValueError, OSError, MemoryError))
-    log.critical("fatal: %s", error, exc_info=None if explained else error)
+    """Ends the process with code 1: what is left of it could only answer wrongly."""
+    if isinstance(error, StartError):
+        log.error("cannot start: %s", error)
+    else:
+        log.critical("fatal: %s", error, exc_info=error)
     _exit(1)
 
 

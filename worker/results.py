@@ -1,0 +1,94 @@
+"""Sampled tokens, from the device to the host."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import torch
+
+from worker.executor import StepOutput
+
+
+class CpuPending:
+    """A step that ran while it was launched: its tensors are the result."""
+
+    def __init__(self, sampled: torch.Tensor, device_ns: int, sample_ns: int) -> None:
+        self._output = _output(sampled.numpy(), device_ns, sample_ns)
+
+    def wait(self) -> StepOutput:
+        return self._output
+
+
+class CudaPending:
+    """A result on its way into a pinned buffer."""
+
+    def __init__(self, buffer: ResultBuffer, count: int) -> None:
+        self._buffer = buffer
+        self._count = count
+        self._lock = threading.Lock()
+        self._output: StepOutput | None = None
+
+    def wait(self) -> StepOutput:
+        with self._lock:
+            if self._output is None:
+                self._output = self._buffer.read(self._count)
+            return self._output
+
+
+class ResultBuffer:
+    """One pinned buffer with the events of one repetition."""
+
+    def __init__(self, max_rows: int) -> None:
+        self._host = torch.empty(max_rows, dtype=torch.int32, pin_memory=True)
+        self._started, self._computed, self._sampled, self._copied = (
+            torch.cuda.Event(enable_timing=True) for _ in range(4)
+        )
+        self.pending: CudaPending | None = None
+
+    def start(self) -> None:
+        """Frees the buffer: a result that no stream asked for is kept by its Pending."""
+        if self.pending:
+            self.pending.wait()
+        self._started.record()
+
+    def computed(self) -> None:
+        self._computed.record()
+
+    def finish(self, sampled: torch.Tensor) -> CudaPending:
+        self._sampled.record()
+        self._host[: len(sampled)].copy_(sampled, non_blocking=True)
+        self._copied.record()
+        self.pending = CudaPending(self, len(sampled))
+        return self.pending
+
+    def read(self, count: int) -> StepOutput:
+        self._copied.synchronize()
+        device_ns = round(self._started.elapsed_time(self._computed) * 1e6)
+        sample_ns = round(self._computed.elapsed_time(self._sampled) * 1e6)
+        return _output(self._host[:count].numpy().copy(), device_ns, sample_ns)
+
+
+class CpuClock:
+    """The interface of ResultBuffer where the forward runs on the calling thread."""
+
+    def start(self) -> None:
+        self._started_ns = time.monotonic_ns()
+
+    def computed(self) -> None:
+        self._computed_ns = time.monotonic_ns()
+
+    def finish(self, sampled: torch.Tensor) -> CpuPending:
+        done_ns = time.monotonic_ns()
+        return CpuPending(
+            sampled, self._computed_ns - self._started_ns, done_ns - self._computed_ns
+        )
+
+
+def _output(sampled: np.ndarray, device_ns: int, sample_ns: int) -> StepOutput:
+    """-1 marks a row that was not finite (worker/sampler.py)."""
+    non_finite = sampled < 0
+    if not non_finite.any():
+        return StepOutput(sampled, None, device_ns, sample_ns)
+    return StepOutput(np.where(non_finite, np.int32(0), sampled), non_finite, device_ns, sample_ns)

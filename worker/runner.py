@@ -1,0 +1,111 @@
+"""Runs checked steps on the model: the host only enqueues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from worker.batch import StepBatch
+from worker.executor import Pending
+from worker.geometry import Geometry
+from worker.inputs import input_columns, make_inputs
+from worker.kv_pool import KVPool
+from worker.model.llama import Llama
+from worker.results import CpuClock, ResultBuffer
+from worker.rows import Rows
+from worker.sampler import sample
+from worker.staging import Staging
+from worker.step import CheckedStep, token_positions
+
+
+class TorchRunner:
+    """An Executor (worker/executor.py) over a Llama and its pool.
+
+    On CUDA `launch` never waits for the device: columns go up through a ring of pinned buffers
+    and tokens come down through another.
+    """
+
+    def __init__(self, model: Llama, pool: KVPool, geometry: Geometry) -> None:
+        self.geometry = geometry
+        self._model = model
+        self._pool = pool
+        self._rows = Rows(geometry, model.device)
+        depth = geometry.max_steps_in_flight
+        self._staging = Staging(model.device, depth)
+        self._results: list[CpuClock | ResultBuffer] = [CpuClock()]
+        if model.device.type == "cuda":
+            count = (depth + 1) * geometry.max_decode_steps
+            self._results = [ResultBuffer(geometry.max_rows) for _ in range(count)]
+        self._next_result = 0
+
+    @torch.inference_mode()
+    def launch(self, step: CheckedStep) -> Sequence[Pending]:
+        batch = StepBatch.of(step)
+        columns = self._staging.upload(
+            input_columns(batch, self._rows.width) | self._rows.changes(step)
+        )
+        self._rows.apply(columns)
+        return [self._repetition(batch, columns, k) for k in range(step.decode_steps)]
+
+    def warm_up(self) -> None:
+        """Runs decodes and chunks on the scratch block, which also compiles what kernels of
+        these shapes need. Raises RuntimeError if the logits are not finite."""
+        most = min(self.geometry.max_rows, 16)
+        chunk = min(self.geometry.max_model_len, self.geometry.max_step_tokens, 16)
+        shapes = [[1], [1] * most, [chunk]]
+        if self.geometry.max_rows > 1 and chunk < self.geometry.max_step_tokens:
+            shapes.append([1, chunk])
+        for lens in shapes:
+            for pending in self.launch(_scratch_step(lens, self.geometry.block_size)):
+                if pending.wait().non_finite is not None:
+                    raise RuntimeError(
+                        "a first forward gave logits that are not finite: the weights are "
+                        "damaged, or the dtype is too narrow for them"
+                    )
+
+    def _repetition(self, batch: StepBatch, columns: Mapping[str, torch.Tensor], k: int) -> Pending:
+        result = self._results[self._next_result]
+        self._next_result = (self._next_result + 1) % len(self._results)
+        result.start()
+        if not batch.slots.shape[1]:  # a step that only changes rows
+            result.computed()
+            return result.finish(torch.empty(0, dtype=torch.int32, device=self._model.device))
+        logits = self._model.forward(make_inputs(batch, columns, self._rows, k), self._pool)
+        result.computed()
+        if not len(batch.sample_rows):
+            return result.finish(torch.empty(0, dtype=torch.int32, device=self._model.device))
+        positions, token_at = columns["sample_positions"], columns["sampled_at"]
+        if k:
+            positions, token_at = positions + k, token_at + k
+        sampled = sample(
+            self._model.ops, self._rows, logits, columns["sample_rows"], positions, token_at
+        )
+        return result.finish(sampled)
+
+
+def _scratch_step(lens: list[int], block_size: int) -> CheckedStep:
+    """Prompts in rows 0, 1, ... whose tables name the scratch block only."""
+    query_lens = np.array(lens, np.int32)
+    rows = np.arange(len(lens), dtype=np.int32)
+    empty = np.zeros(0, np.int32)
+    return CheckedStep(
+        step_id=0,
+        decode_steps=1,
+        new_rows=empty,
+        new_prompt_lens=empty,
+        new_temperatures=np.zeros(0, np.float32),
+        new_seeds=np.zeros(0, np.uint64),
+        token_rows=empty,
+        token_positions=empty,
+        token_ids=empty,
+        block_rows=empty,
+        block_indices=empty,
+        block_ids=empty,
+        rows=rows,
+        query_lens=query_lens,
+        context_lens=query_lens,
+        slots=(token_positions(query_lens, query_lens) % block_size).astype(np.int64)[None],
+        sampling=np.arange(len(lens)),
+    )

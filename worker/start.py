@@ -1,0 +1,175 @@
+"""From flags to an executor. torch is imported inside, on the step loop's thread."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import re
+from typing import TYPE_CHECKING, Any
+
+from worker.executor import Executor
+from worker.geometry import Geometry
+from worker.model.errors import ModelError
+from worker.model.fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    from worker.kv_pool import KVPool
+    from worker.model.llama import Llama
+
+log = logging.getLogger(__name__)
+
+_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_STEP_TOKENS = {"cuda": 8192, "cpu": 2048, "simulated": 2048}
+_SIMULATED_BLOCKS = 4096
+
+
+class StartError(Exception):
+    """What is wrong with flags, model folder or memory, in words for the person who starts."""
+
+
+def make_executor(flags: argparse.Namespace) -> Executor:
+    """The executor that the flags of worker/__main__.py ask for. Raises StartError."""
+    try:
+        return _simulation(flags) if flags.simulate else _torch_runner(flags)
+    except (ModelError, ValueError, OSError) as error:
+        log.debug("start failed", exc_info=error)
+        raise StartError(str(error)) from error
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as "512MiB", "1.5GiB" or "1000000". Raises ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if not match or match[2] not in _UNITS:
+        raise ValueError(f"size {text!r} must be a number with one of {', '.join(_UNITS)[2:]}")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _geometry(
+    flags: argparse.Namespace, device: str, max_model_len: int, num_blocks: int, **model: Any
+) -> Geometry:
+    return Geometry(
+        device=device,
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        block_size=flags.block_size,
+        max_rows=flags.max_rows,
+        max_step_tokens=_step_tokens(flags, device),
+        max_steps_in_flight=flags.max_steps_in_flight,
+        max_decode_steps=flags.max_decode_steps,
+        **model,
+    )
+
+
+def _step_tokens(flags: argparse.Namespace, device: str) -> int:
+    return flags.max_step_tokens or max(_STEP_TOKENS[device], flags.max_rows)
+
+
+def _simulation(flags: argparse.Namespace) -> Executor:
+    from worker.simulate import SimulatedExecutor, SimulationOptions, read_script
+
+    config: dict[str, Any] = {}
+    if flags.model:
+        config = json.loads((flags.model / "config.json").read_text())
+    vocab_size = flags.vocab_size or config.get("vocab_size", 32000)
+    geometry = _geometry(
+        flags,
+        "simulated",
+        flags.max_model_len or config.get("max_position_embeddings", 2048),
+        flags.num_blocks or _SIMULATED_BLOCKS,
+        fingerprint=fingerprint(flags.model) if flags.model else "",
+        vocab_size=vocab_size,
+        num_layers=config.get("num_hidden_layers", 1),
+        num_kv_heads=config.get("num_key_value_heads") or config.get("num_attention_heads", 1),
+        head_dim=config.get("head_dim") or 1,
+        dtype="float32",
+        bytes_per_block=8 * flags.block_size,  # the pool holds one 64-bit hash per token
+    )
+    options = SimulationOptions(
+        step_ms=flags.step_ms,
+        token_us=flags.token_us,
+        avoid_tokens=flags.avoid_tokens or frozenset(),
+        script=read_script(flags.script, vocab_size) if flags.script else (),
+        non_finite_tokens=flags.non_finite_tokens or frozenset(),
+        crash_tokens=flags.crash_tokens or frozenset(),
+    )
+    return SimulatedExecutor(geometry, options)
+
+
+def _torch_runner(flags: argparse.Namespace) -> Executor:
+    import torch
+
+    from kernels import check_supported, ops
+    from worker.model.config import ModelConfig
+    from worker.model.dtype import resolve_dtype
+    from worker.model.llama import Llama
+    from worker.model.loader import load_weights
+    from worker.runner import TorchRunner
+
+    if flags.threads:
+        torch.set_num_threads(flags.threads)
+    config = ModelConfig.from_folder(flags.model, flags.max_model_len)
+    device = _device(flags.device)
+    dtype = resolve_dtype(flags.dtype, config, device)
+    table = ops(device)
+    check_supported(config.head_dim, flags.block_size, table.face)
+    weights = load_weights(flags.model, config, dtype, device, table)
+    model = Llama(config, weights, table, device)
+    pool, block_bytes = _pool(flags, model)
+    geometry = _geometry(
+        flags,
+        device,
+        config.max_model_len,
+        pool.num_blocks,
+        fingerprint=fingerprint(flags.model),
+        vocab_size=config.vocab_size,
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=str(dtype).removeprefix("torch."),
+        bytes_per_block=block_bytes,
+    )
+    log.info("%s on %s, %s, %d threads", flags.model, device, dtype, torch.get_num_threads())
+    return TorchRunner(model, pool, geometry)
+
+
+def _device(name: str) -> str:
+    import torch
+
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is cuda, but torch finds no CUDA device: use --device cpu")
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return name
+
+
+def _pool(flags: argparse.Namespace, model: Llama) -> tuple[KVPool, int]:
+    """The pool and its bytes per block; the plan goes to the log."""
+    from worker.kv_pool import PoolError, allocate_pool, plan_pool
+    from worker.model.memory_profile import pool_bytes
+
+    kv_memory = parse_size(flags.kv_memory) if flags.kv_memory else None
+    available = None
+    if flags.num_blocks is None and kv_memory is None:
+        available = pool_bytes(
+            model,
+            max_rows=flags.max_rows,
+            max_step_tokens=_step_tokens(flags, model.device.type),
+            block_size=flags.block_size,
+            utilization=flags.gpu_memory_utilization,
+        )
+    try:
+        plan = plan_pool(
+            model.config,
+            model.dtype,
+            flags.block_size,
+            max_rows=flags.max_rows,
+            num_blocks=flags.num_blocks,
+            kv_memory=kv_memory,
+            available=available,
+        )
+        for line in plan.describe():
+            log.info("%s", line)
+        return allocate_pool(plan, model.config, model.dtype, model.device), plan.bytes_per_block
+    except PoolError as error:
+        raise StartError(str(error)) from error
