@@ -1,0 +1,1 @@
+"""The front end: requests in, text out. Text lives here and nowhere else."""

@@ -1,0 +1,92 @@
+"""One call's output, between the engine's events and the client's reads."""
+
+from __future__ import annotations
+
+import asyncio
+
+from nanoserve.v1 import inference_pb2
+from scheduler.api.errors import CallError
+from scheduler.api.output_text import OutputText
+from scheduler.core.front_end import Failure, Finish, Finished, FinishReason
+
+_REASONS = {
+    FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+}
+
+
+class OutputStream:
+    """Takes tokens as fast as the engine makes them, gives messages as fast as the client
+    reads them. What comes in between is joined into one message; the buffer is bounded,
+    since an output is at most max_model_len tokens. Used on the event loop only.
+    """
+
+    def __init__(self, handle: int, request_id: str, text: OutputText) -> None:
+        self.handle = handle
+        self.request_id = request_id
+        self.num_tokens = 0
+        self._text = text
+        self._token_ids: list[int] = []
+        self._matched_stop: str | None = None
+        self._end: Finished | Failure | None = None
+        self._news = asyncio.Event()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the engine has sent its last event."""
+        return self._end is not None
+
+    def push(self, token_id: int) -> bool:
+        """Adds a token; true if it completes a stop string. Later ones are dropped."""
+        if self._matched_stop is not None:
+            return False
+        self.num_tokens += 1
+        self._token_ids.append(token_id)
+        self._matched_stop = self._text.push(token_id)
+        self._news.set()
+        return self._matched_stop is not None
+
+    def end(self, event: Finished | Failure) -> None:
+        """The engine's last event. A stop string found at an earlier token, or at the one
+        that reached the length, is the reason; a stop token wins at its own token."""
+        if isinstance(event, Finished) and self._matched_stop is None:
+            self._matched_stop = self._text.finish()
+        self._end = event
+        self._news.set()
+
+    async def next(self) -> inference_pb2.GenerateResponse:
+        """Waits for news; the last message has a finish reason. Raises CallError if the
+        request failed."""
+        await self._news.wait()
+        self._news.clear()
+        if isinstance(self._end, Failure):
+            raise CallError.of(self._end)
+        response = inference_pb2.GenerateResponse(
+            request_id=self.request_id, text=self._text.take(), token_ids=self._token_ids
+        )
+        self._token_ids.clear()
+        if self._end is not None:
+            self._set_finish(response, self._end.finish)
+        return response
+
+    def _set_finish(self, response: inference_pb2.GenerateResponse, finish: Finish) -> None:
+        reason = finish.reason
+        own = self._matched_stop is not None and (
+            finish.stop_token is None or self.num_tokens < finish.output_tokens
+        )
+        if own:
+            reason = FinishReason.STOP
+            response.matched_stop = self._matched_stop or ""
+        elif finish.stop_token is not None:
+            response.matched_token_id = finish.stop_token
+        response.finish_reason = _REASONS[reason]
+        response.usage.CopyFrom(
+            inference_pb2.Usage(
+                prompt_tokens=finish.prompt_tokens,
+                output_tokens=self.num_tokens if own else finish.output_tokens,
+                queue_seconds=finish.queue_seconds,
+                first_token_seconds=finish.first_token_seconds,
+                total_seconds=finish.total_seconds,
+                preemptions=finish.preemptions,
+            )
+        )

@@ -1,0 +1,172 @@
+"""The gRPC server towards clients, from its start to its drained end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from nanoserve.v1 import inference_pb2_grpc
+from scheduler.api.address import AddressError, check_address, clear_unix_path
+from scheduler.api.health import INFERENCE, HealthService
+from scheduler.api.service import InferenceService, ServedModel
+from scheduler.core.front_end import EnginePort, EngineStatus, EventBatch, FrontEnd
+
+log = logging.getLogger(__name__)
+
+OPTIONS: tuple[tuple[str, int], ...] = (
+    # A second server on a port in use must fail, not share it silently.
+    ("grpc.so_reuseport", 0),
+    # A prompt of several megabytes is refused by the checks, with a reason; 16 MiB is
+    # what one message may cost in memory.
+    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.max_send_message_length", 16 << 20),
+    # Clients may ping once a second while a call is silent, and while there is none.
+    # (min_recv_ping_interval_without_data_ms, the documented name, has no effect.)
+    ("grpc.http2.min_ping_interval_without_data_ms", 900),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # A client whose machine vanished must not keep its blocks.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+)
+# Streams that the engine failed at the drain's end still have to tell their clients.
+_LAST_WORDS_SECONDS = 0.4
+_ENGINE_STOP_SECONDS = 0.4
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """`drain_timeout` and `max_request_seconds` are in seconds."""
+
+    listen: str
+    insecure: bool = False
+    drain_timeout: float = 30.0
+    max_request_seconds: float = 3600.0
+
+    def __post_init__(self) -> None:
+        check_address("--listen", self.listen, self.insecure)
+        if not 0 <= self.drain_timeout < float("inf"):
+            raise ValueError(f"--drain-timeout {self.drain_timeout}: must be 0 seconds or more")
+        if not 0 < self.max_request_seconds < float("inf"):
+            raise ValueError(
+                f"--max-request-seconds {self.max_request_seconds}: must be more than 0 seconds"
+            )
+
+
+class RunningEngine(EnginePort, Protocol):
+    """An engine that the server starts and stops."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class ApiServer:
+    """Serves inference, health and reflection for one engine. Made and used on one event
+    loop; the engine calls it from its own thread."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        model: ServedModel,
+        make_engine: Callable[[FrontEnd], RunningEngine],
+    ) -> None:
+        self.address = config.listen
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._engine = make_engine(self)
+        self._service = InferenceService(model, self._engine, config.max_request_seconds)
+        self._health = HealthService(self._engine)
+        self._server = grpc.aio.server(options=OPTIONS)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._service, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+        names = (INFERENCE, health_name, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        self._keep_fresh: asyncio.Task[None] | None = None
+
+    # Called on the engine's thread: one wake-up of the loop per batch.
+
+    def deliver(self, batch: EventBatch) -> None:
+        self._call_soon(lambda: self._service.deliver(batch))
+
+    def status_changed(self, status: EngineStatus) -> None:
+        log.info("ready" if status.ready else f"not ready: waiting for {status.reason}")
+        self._call_soon(self._health.refresh)
+
+    def _call_soon(self, callback: Callable[[], None]) -> None:
+        # After the loop's end nobody is left to be told.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback)
+
+    # Called on the loop.
+
+    async def start(self) -> None:
+        """Binds and starts the engine. Raises AddressError if the address is not free."""
+        clear_unix_path(self.address)
+        try:
+            port = self._server.add_insecure_port(self.address)
+        except RuntimeError as error:
+            raise AddressError(f"--listen {self.address}: cannot be bound: {error}") from error
+        if not self.address.startswith("unix:"):
+            self.address = f"{self.address.rpartition(':')[0]}:{port}"
+        await self._server.start()
+        self._engine.start()
+        self._keep_fresh = asyncio.create_task(self._health.keep_fresh())
+        log.info("listening on %s", self.address)
+
+    async def drain(self) -> None:
+        """Refuses new calls and lets running ones finish within the drain timeout."""
+        deadline = time.monotonic() + self._config.drain_timeout
+        self._health.start_draining()
+        self._service.start_draining()
+        self._engine.drain(deadline)
+        if not await self._service.wait_idle(deadline + _LAST_WORDS_SECONDS):
+            self._service.fail_all("the server stopped before the request was finished")
+            await self._service.wait_idle(time.monotonic() + _LAST_WORDS_SECONDS)
+
+    async def stop(self) -> None:
+        """Closes the server and ends the engine. Calls that are not finished are cut."""
+        await self._server.stop(grace=_LAST_WORDS_SECONDS)
+        if self._keep_fresh is not None:
+            self._keep_fresh.cancel()
+        # An engine that is stuck must not keep the process from ending.
+        stopping = threading.Thread(target=self._engine.stop, name="stop-engine", daemon=True)
+        stopping.start()
+        await asyncio.to_thread(stopping.join, _ENGINE_STOP_SECONDS)
+        self._service.close()
+
+
+async def serve(
+    config: ServerConfig, model: ServedModel, make_engine: Callable[[FrontEnd], RunningEngine]
+) -> None:
+    """Serves until SIGTERM or SIGINT, then drains. A second signal ends the process."""
+    server = ApiServer(config, model, make_engine)
+    stopping = asyncio.Event()
+
+    def on_signal(number: int) -> None:
+        if stopping.is_set():
+            log.warning("second signal: stopping at once")
+            os._exit(128 + number)
+        log.info("draining for at most %g seconds", config.drain_timeout)
+        stopping.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    await server.start()
+    await stopping.wait()
+    await server.drain()
+    await server.stop()
+    log.info("stopped")

@@ -1,0 +1,196 @@
+"""InferenceService: validates, converts, submits, streams."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from dataclasses import dataclass
+
+import grpc
+
+from nanoserve.v1 import inference_pb2, inference_pb2_grpc
+from scheduler.api.errors import CallError
+from scheduler.api.output_stream import OutputStream
+from scheduler.api.output_text import OutputText
+from scheduler.api.prompt import PromptEncoder
+from scheduler.api.status import status_response
+from scheduler.api.tokenizer import Tokenizer
+from scheduler.api.validation import check_parameters
+from scheduler.core.front_end import (
+    Abort,
+    EnginePort,
+    EventBatch,
+    Failure,
+    FailureKind,
+    FinishReason,
+    Limits,
+    Submission,
+)
+
+log = logging.getLogger(__name__)
+
+_Context = grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What the front end knows of the model. `tokenizer` None: token ids only."""
+
+    name: str
+    tokenizer: Tokenizer | None
+    end_ids: frozenset[int]
+
+
+# The generated base has no types.
+class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ignore[misc]
+    """Runs on one event loop; `deliver` is its only entry for the engine's events."""
+
+    def __init__(self, model: ServedModel, engine: EnginePort, max_request_seconds: float) -> None:
+        self._model = model
+        self._engine = engine
+        self._max_request_seconds = max_request_seconds
+        self._encoder = PromptEncoder(model.tokenizer)
+        self._streams: dict[int, OutputStream] = {}
+        self._handles = itertools.count(1)
+        self._started_at = time.monotonic()
+        self._draining = False
+        self._num_calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def deliver(self, batch: EventBatch) -> None:
+        """Hands out a batch of the engine's events. Called on the event loop."""
+        streams = self._streams
+        for handle, token_id in zip(batch.handles.tolist(), batch.token_ids.tolist(), strict=True):
+            stream = streams.get(handle)
+            if stream is not None and stream.push(token_id):
+                self._engine.abort(Abort(handle, FinishReason.STOP, stream.num_tokens))
+        for event in batch.ends:
+            stream = streams.get(event.handle)
+            if stream is not None:
+                stream.end(event)
+
+    def start_draining(self) -> None:
+        """New calls get UNAVAILABLE from now on."""
+        self._draining = True
+
+    async def wait_idle(self, deadline: float) -> bool:
+        """Waits until no call is running, at most until `deadline` (time.monotonic())."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def fail_all(self, message: str) -> None:
+        """Ends every running call with UNAVAILABLE, whatever the engine does."""
+        for stream in self._streams.values():
+            if not stream.ended:
+                stream.end(Failure(stream.handle, FailureKind.UNAVAILABLE, message))
+
+    def close(self) -> None:
+        self._encoder.close()
+
+    async def GetStatus(
+        self,
+        request: inference_pb2.GetStatusRequest,  # noqa: ARG002
+        context: object,  # noqa: ARG002
+    ) -> inference_pb2.GetStatusResponse:
+        uptime = time.monotonic() - self._started_at
+        return status_response(self._engine.status(), self._model.name, self._draining, uptime)
+
+    async def Generate(self, request: inference_pb2.GenerateRequest, context: _Context) -> None:
+        self._num_calls += 1
+        self._idle.clear()
+        try:
+            await self._generate_until_deadline(request, context)
+        except CallError as error:
+            await context.abort(error.code, error.message, error.trailing_metadata())
+        except Exception:
+            if context.done():
+                return  # the client went away while a message was on its way to it
+            log.exception("request %r failed in the front end", request.request_id)
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error; see the server's log")
+        finally:
+            self._num_calls -= 1
+            if not self._num_calls:
+                self._idle.set()
+
+    async def _generate_until_deadline(
+        self, request: inference_pb2.GenerateRequest, context: _Context
+    ) -> None:
+        arrival = time.monotonic()
+        remaining = context.time_remaining()
+        seconds = self._max_request_seconds if remaining is None else remaining
+        expired = CallError(
+            FailureKind.DEADLINE,
+            f"the server's maximum of {seconds:g} seconds passed; set a deadline for more"
+            if remaining is None
+            else "the call's deadline passed",
+        )
+        if seconds <= 0:
+            raise expired
+        try:
+            async with asyncio.timeout_at(arrival + seconds):
+                await self._generate(request, context, arrival, arrival + seconds)
+        except TimeoutError:
+            raise expired from None
+
+    async def _generate(
+        self,
+        request: inference_pb2.GenerateRequest,
+        context: _Context,
+        arrival: float,
+        deadline: float,
+    ) -> None:
+        limits = self._limits()
+        parameters = check_parameters(request, limits, self._model.tokenizer is not None)
+        prompt_ids = await self._encoder.encode(request, parameters.max_tokens, limits)
+        end_ids = frozenset() if parameters.ignore_eos else self._model.end_ids
+        text = OutputText(
+            self._model.tokenizer, prompt_ids, parameters.stop, parameters.include_special_tokens
+        )
+        submission = Submission(
+            handle=next(self._handles),
+            request_id=parameters.request_id,
+            prompt_ids=prompt_ids,
+            max_tokens=parameters.max_tokens,
+            temperature=parameters.temperature,
+            seed=parameters.seed,
+            stop_ids=end_ids | parameters.stop_token_ids,
+            arrival=arrival,
+            deadline=deadline,
+        )
+        await self._stream(submission, text, context)
+
+    def _limits(self) -> Limits:
+        """What to check a request against. Raises CallError while it cannot run."""
+        if self._draining:
+            raise CallError(FailureKind.UNAVAILABLE, "the server is draining; use another one")
+        status = self._engine.status()
+        if status.limits is None:
+            message = f"the server is not ready: it waits for {status.reason}"
+            raise CallError(FailureKind.UNAVAILABLE, message)
+        return status.limits
+
+    async def _stream(self, submission: Submission, text: OutputText, context: _Context) -> None:
+        """Submits, and writes messages until the last; leaves nothing behind in the engine
+        however it ends."""
+        handle = submission.handle
+        stream = self._streams[handle] = OutputStream(handle, submission.request_id, text)
+        try:
+            self._engine.submit(submission)
+            finished = False
+            while not finished:
+                response = await stream.next()
+                finished = bool(response.finish_reason)
+                await context.write(response)
+        finally:
+            del self._streams[handle]
+            if not stream.ended:
+                late = submission.deadline is not None and time.monotonic() >= submission.deadline
+                reason = FailureKind.DEADLINE if late else FailureKind.CANCELLED
+                self._engine.abort(Abort(handle, reason))

@@ -1,0 +1,183 @@
+"""Checks of a request, each before any work is done for it. The rules are those that
+inference.proto's comments state."""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nanoserve.v1 import inference_pb2
+from scheduler.api.errors import invalid
+from scheduler.core.front_end import Limits
+
+LONGEST_REQUEST_ID = 128
+MOST_STOP_STRINGS = 16
+LONGEST_STOP_STRING = 256
+MOST_STOP_TOKENS = 64
+# 0.01 as a 32-bit float is a little less than 0.01.
+LOWEST_TEMPERATURE: float = struct.unpack("<f", struct.pack("<f", 0.01))[0]
+HIGHEST_TEMPERATURE = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What a request asks for besides its prompt. `max_tokens` None: as many as fit."""
+
+    request_id: str
+    max_tokens: int | None
+    temperature: float
+    seed: int | None
+    stop: tuple[str, ...]
+    stop_token_ids: frozenset[int]
+    ignore_eos: bool
+    include_special_tokens: bool
+
+
+def check_parameters(
+    request: inference_pb2.GenerateRequest, limits: Limits, has_tokenizer: bool
+) -> Parameters:
+    """Raises CallError for the first field that can never work."""
+    if request.stop and not has_tokenizer:
+        raise invalid("stop", "the server has no tokenizer, so no text; use stop_token_ids")
+    return Parameters(
+        request_id=_request_id(request.request_id),
+        max_tokens=_max_tokens(request, limits),
+        temperature=_temperature(request.temperature) if request.HasField("temperature") else 1.0,
+        seed=_seed(request.seed) if request.HasField("seed") else None,
+        stop=_stop(request.stop),
+        stop_token_ids=_stop_token_ids(request.stop_token_ids, limits.vocab_size),
+        ignore_eos=request.ignore_eos,
+        include_special_tokens=request.include_special_tokens,
+    )
+
+
+def check_text_size(field: str, num_bytes: int, longest_token: int, limits: Limits) -> None:
+    """Refuses text that cannot fit before time is spent on encoding it."""
+    most = limits.max_request_tokens * longest_token
+    if num_bytes > most:
+        raise invalid(
+            field,
+            f"{num_bytes} bytes of text cannot be {_room(limits)} or fewer, since a token is at "
+            f"most {longest_token} bytes; shorten the prompt",
+        )
+
+
+def check_chat(chat: inference_pb2.Chat) -> None:
+    if not chat.messages:
+        raise invalid("chat.messages", "empty; give at least one message")
+    for index, message in enumerate(chat.messages):
+        if not message.role:
+            raise invalid(
+                f"chat.messages[{index}].role", 'empty; give "system", "user" or "assistant"'
+            )
+
+
+def check_prompt(
+    field: str, ids: Sequence[int], max_tokens: int | None, limits: Limits
+) -> tuple[int, ...]:
+    """The prompt, if it and the output fit. Raises CallError."""
+    if not ids:
+        raise invalid(field, "the prompt is empty: 0 tokens; give at least 1")
+    most = limits.max_request_tokens
+    if len(ids) + 1 > most:
+        raise invalid(
+            field,
+            f"the prompt is {len(ids)} tokens, and with 1 token of output it must fit in "
+            f"{_room(limits)}; shorten it to {most - 1}",
+        )
+    if max_tokens is not None and len(ids) + max_tokens > most:
+        raise invalid(
+            "max_tokens",
+            f"{max_tokens} with a prompt of {len(ids)} tokens is {len(ids) + max_tokens}, more "
+            f"than {_room(limits)}; use at most {most - len(ids)}, or leave it out",
+        )
+    # Not min and max alone: the message names which one.
+    if min(ids) < 0 or max(ids) >= limits.vocab_size:
+        index = next(i for i, token in enumerate(ids) if not 0 <= token < limits.vocab_size)
+        raise invalid(
+            field,
+            f"token {ids[index]} at index {index} is outside the model's vocabulary; an id "
+            f"must be from 0 to {limits.vocab_size - 1}",
+        )
+    return tuple(ids)
+
+
+def _room(limits: Limits) -> str:
+    """Says where the limit comes from."""
+    slots = limits.usable_blocks * limits.block_size
+    return (
+        f"{limits.max_request_tokens} tokens (max_model_len {limits.max_model_len}; the K/V pool "
+        f"holds {slots} in {limits.usable_blocks} usable blocks, and the last token needs no slot)"
+    )
+
+
+def _request_id(request_id: str) -> str:
+    if not request_id:
+        return uuid.uuid4().hex
+    if len(request_id) > LONGEST_REQUEST_ID:
+        raise invalid(
+            "request_id", f"{len(request_id)} characters, at most {LONGEST_REQUEST_ID} are allowed"
+        )
+    if not all(" " <= character <= "~" for character in request_id):
+        raise invalid("request_id", f"{request_id!r} has characters other than printable ASCII")
+    return request_id
+
+
+def _max_tokens(request: inference_pb2.GenerateRequest, limits: Limits) -> int | None:
+    if not request.HasField("max_tokens"):
+        return None
+    if request.max_tokens < 1:
+        raise invalid(
+            "max_tokens",
+            f"{request.max_tokens}, must be at least 1; leave it out for as many as fit",
+        )
+    if request.max_tokens >= limits.max_request_tokens:
+        raise invalid(
+            "max_tokens",
+            f"{request.max_tokens} with a prompt of at least 1 token is more than {_room(limits)}; "
+            f"use at most {limits.max_request_tokens - 1}, or leave it out",
+        )
+    return request.max_tokens
+
+
+def _temperature(value: float) -> float:
+    if value == 0:
+        return 0.0  # -0.0 too
+    if not LOWEST_TEMPERATURE <= value <= HIGHEST_TEMPERATURE:  # NaN fails this
+        raise invalid(
+            "temperature", f"{value:g}, must be 0, or from 0.01 to {HIGHEST_TEMPERATURE:g}"
+        )
+    return value
+
+
+def _seed(value: int) -> int:
+    if value < 0:
+        raise invalid("seed", f"{value}, must be from 0 to {2**63 - 1}")
+    return value
+
+
+def _stop(strings: Sequence[str]) -> tuple[str, ...]:
+    if len(strings) > MOST_STOP_STRINGS:
+        raise invalid("stop", f"{len(strings)} strings, at most {MOST_STOP_STRINGS} are allowed")
+    for index, string in enumerate(strings):
+        if not 1 <= len(string) <= LONGEST_STOP_STRING:
+            raise invalid(
+                f"stop[{index}]",
+                f"{len(string)} characters, must be from 1 to {LONGEST_STOP_STRING}",
+            )
+    return tuple(strings)
+
+
+def _stop_token_ids(ids: Sequence[int], vocab_size: int) -> frozenset[int]:
+    if len(ids) > MOST_STOP_TOKENS:
+        raise invalid("stop_token_ids", f"{len(ids)} ids, at most {MOST_STOP_TOKENS} are allowed")
+    for index, token_id in enumerate(ids):
+        if not 0 <= token_id < vocab_size:
+            raise invalid(
+                f"stop_token_ids[{index}]",
+                f"{token_id} is outside the model's vocabulary; an id must be from 0 to "
+                f"{vocab_size - 1}",
+            )
+    return frozenset(ids)
