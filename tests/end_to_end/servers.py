@@ -1,0 +1,76 @@
+"""Real processes for a test: a worker and a scheduler that meet only over gRPC."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from deploy.local.child import Child
+from deploy.local.servers import Servers, ServerSettings
+
+READY_SECONDS = 90.0
+
+
+@contextmanager
+def running(
+    *,
+    model: Path | None = None,
+    simulate: bool = False,
+    worker: tuple[str, ...] = (),
+    scheduler: tuple[str, ...] = (),
+) -> Iterator[Servers]:
+    """Both servers, ready, with the audit on. Raises if one of them ends badly."""
+    settings = ServerSettings(
+        model=model,
+        listen=None,
+        simulate=simulate,
+        worker_args=worker,
+        scheduler_args=("--audit", *(() if model else ("--no-tokenizer",)), *scheduler),
+        echo=False,
+        stop_patience=20.0,
+    )
+    signals = SimpleNamespace(asked=threading.Event(), asked_twice=threading.Event())
+    with Servers(settings, signals) as servers:
+        servers.wait_until_ready(READY_SECONDS, lambda _: None)
+        yield servers
+        servers.check()
+        complaints = servers.stop()
+    assert complaints == []
+
+
+def start(name: str, *flags: str) -> Child:
+    """One server process, `name` being its package."""
+    return Child(name, [sys.executable, "-m", name, *flags], echo=False)
+
+
+def wait_for_health(address: str, status: int, service: str = "") -> None:
+    """Returns once health answers `status`; raises AssertionError after 30 seconds."""
+    with grpc.insecure_channel(
+        address, options=[("grpc.max_reconnect_backoff_ms", 200)]
+    ) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for _ in range(600):
+            with contextlib.suppress(grpc.RpcError):
+                request = health_pb2.HealthCheckRequest(service=service)
+                if health.Check(request, timeout=1).status == status:
+                    return
+            time.sleep(0.05)
+    raise AssertionError(f"health of {service!r} never became {status}")
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Raises AssertionError if it is not so within 30 seconds."""
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"it never came true that {what}")

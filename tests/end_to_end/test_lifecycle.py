@@ -1,0 +1,186 @@
+"""Starts, stops and losses of real processes, in any order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from grpc_health.v1 import health_pb2
+
+from deploy.local.child import Child
+from nanoserve import Client, NanoserveError, UnavailableError
+from tests.end_to_end.servers import start, wait_for_health, wait_until
+from worker.simulated_tokens import expected_tokens
+
+VOCAB = 1000
+PROMPT = list(range(40))
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+LIVENESS = "nanoserve.liveness"
+
+
+class Pair:
+    """A scheduler and, when asked for, its worker, on unix sockets of a test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.address = f"unix:{folder}/scheduler.sock"
+        self._worker_address = f"unix:{folder}/worker.sock"
+        self.children: list[Child] = []
+
+    def start_scheduler(self, *flags: str) -> Child:
+        child = start(
+            "scheduler",
+            *("--no-tokenizer", "--audit", "--listen", self.address),
+            *("--worker", self._worker_address, *flags),
+        )
+        self.children.append(child)
+        return child
+
+    def start_worker(self, *flags: str) -> Child:
+        child = start(
+            "worker",
+            *("--simulate", "--vocab-size", str(VOCAB), "--listen", self._worker_address),
+            *("--step-ms", "10", *flags),
+        )
+        self.children.append(child)
+        return child
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    pair = Pair(tmp_path)
+    yield pair
+    for child in pair.children:
+        child.stop(0, threading.Event())
+
+
+def test_a_scheduler_without_a_worker_stays_up_and_becomes_ready_by_itself(pair: Pair) -> None:
+    """R36."""
+    scheduler = pair.start_scheduler()
+    wait_for_health(pair.address, SERVING, LIVENESS)
+    wait_for_health(pair.address, NOT_SERVING)
+    with Client(pair.address) as client:
+        with pytest.raises(UnavailableError, match="worker"):
+            client.generate(token_ids=PROMPT).collect()
+        assert not client.status().ready
+        assert "worker" in client.status().reason
+        pair.start_worker()
+        wait_for_health(pair.address, SERVING)
+        wait_for_health(pair.address, SERVING, "nanoserve.v1.InferenceService")
+        completion = client.generate(token_ids=PROMPT, max_tokens=9, temperature=0).collect()
+    assert list(completion.token_ids) == expected_tokens(PROMPT, 9, VOCAB)
+    assert scheduler.exit_status is None
+
+
+@pytest.mark.parametrize("after", [0, 1, 25])
+def test_a_killed_worker_is_a_pause_to_open_streams(pair: Pair, after: int) -> None:
+    """Greedy and seeded streams go on with the very tokens they would have got."""
+    pair.start_scheduler()
+    worker = pair.start_worker()
+    wait_for_health(pair.address, SERVING)
+    with Client(pair.address) as client:
+        settings = [(0.0, 1), (0.9, 7)]
+        streams = [
+            client.generate(token_ids=PROMPT, max_tokens=60, temperature=temperature, seed=seed)
+            for temperature, seed in settings
+        ]
+        tokens: list[list[int]] = [[], []]
+        for got, stream in zip(tokens, streams, strict=True):
+            while len(got) < after:
+                got.extend(next(stream).token_ids)
+        os.kill(worker.pid, signal.SIGKILL)
+        wait_until(lambda: worker.exit_status is not None, "the worker is gone")
+        pair.start_worker()
+        for got, stream in zip(tokens, streams, strict=True):
+            got.extend(stream.collect().token_ids)
+        status = client.status()
+    for got, (temperature, seed) in zip(tokens, settings, strict=True):
+        expected = expected_tokens(PROMPT, 60, VOCAB, temperature=temperature, seed=seed)
+        assert got == expected
+    assert status.free_blocks == status.usable_blocks
+
+
+def test_sigterm_lets_running_streams_finish_and_refuses_new_ones(pair: Pair) -> None:
+    """R24."""
+    scheduler, _ = pair.start_scheduler(), pair.start_worker()
+    wait_for_health(pair.address, SERVING)
+    with Client(pair.address) as client:
+        stream = client.generate(token_ids=PROMPT, max_tokens=60, temperature=0)
+        tokens = list(next(stream).token_ids)
+        os.kill(scheduler.pid, signal.SIGTERM)
+        wait_for_health(pair.address, NOT_SERVING)
+        with pytest.raises(UnavailableError):
+            client.generate(token_ids=PROMPT).collect()
+        tokens.extend(stream.collect().token_ids)
+    assert tokens == expected_tokens(PROMPT, 60, VOCAB)
+    wait_until(lambda: scheduler.exit_status is not None, "the scheduler ended")
+    assert scheduler.exit_status == 0
+
+
+def test_what_outlasts_the_drain_ends_unavailable(pair: Pair) -> None:
+    scheduler, _ = pair.start_scheduler("--drain-timeout", "0.3"), pair.start_worker()
+    wait_for_health(pair.address, SERVING)
+    with Client(pair.address) as client:
+        stream = client.generate(token_ids=PROMPT, max_tokens=1000, temperature=0)
+        next(stream)
+        os.kill(scheduler.pid, signal.SIGINT)
+        with pytest.raises(UnavailableError, match="drain"):
+            stream.collect()
+    wait_until(lambda: scheduler.exit_status is not None, "the scheduler ended")
+    assert scheduler.exit_status == 0
+
+
+def test_a_second_signal_ends_the_scheduler_at_once(pair: Pair) -> None:
+    scheduler, _ = pair.start_scheduler("--drain-timeout", "60"), pair.start_worker()
+    wait_for_health(pair.address, SERVING)
+    with Client(pair.address) as client:
+        stream = client.generate(token_ids=PROMPT, max_tokens=1900, temperature=0)
+        next(stream)
+        os.kill(scheduler.pid, signal.SIGTERM)
+        wait_for_health(pair.address, NOT_SERVING)
+        os.kill(scheduler.pid, signal.SIGTERM)
+        wait_until(lambda: scheduler.exit_status is not None, "the scheduler ended")
+        with pytest.raises(NanoserveError):
+            stream.collect()
+    assert scheduler.exit_status != 0
+
+
+@pytest.mark.parametrize("first", ["scheduler", "worker"])
+def test_either_process_may_be_stopped_first(pair: Pair, first: str) -> None:
+    servers = {"scheduler": pair.start_scheduler(), "worker": pair.start_worker()}
+    wait_for_health(pair.address, SERVING)
+    order = [first, "worker" if first == "scheduler" else "scheduler"]
+    for name in order:
+        os.kill(servers[name].pid, signal.SIGTERM)
+        child = servers[name]
+        wait_until(lambda child=child: child.exit_status is not None, f"the {name} ended")
+        assert child.exit_status == 0
+
+
+def test_a_worker_that_serves_another_model_is_refused_and_both_are_named(
+    pair: Pair, tmp_path: Path
+) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for folder, size in ((ours, 300), (theirs, 400)):
+        folder.mkdir()
+        (folder / "config.json").write_text(f'{{"vocab_size": {size}}}')
+    scheduler = pair.start_scheduler("--model", str(ours))
+    pair.start_worker("--model", str(theirs))
+    wait_until(lambda: "fingerprint" in "\n".join(scheduler._lines), "the log names the models")
+    wait_for_health(pair.address, NOT_SERVING)
+    assert scheduler.exit_status is None
+
+
+def test_a_port_in_use_is_refused(pair: Pair) -> None:
+    first = pair.start_scheduler("--listen", "127.0.0.1:0")
+    wait_until(lambda: "127.0.0.1:" in "\n".join(first._lines), "it tells its port")
+    line = next(line for line in first._lines if "127.0.0.1:" in line)
+    port = line.rsplit("127.0.0.1:", 1)[1].split()[0]
+    second = pair.start_scheduler("--listen", f"127.0.0.1:{port}")
+    wait_until(lambda: second.exit_status is not None, "the second scheduler ended")
+    assert second.exit_status == 1
+    assert port in second.tail()
