@@ -218,7 +218,6 @@ class Engine:
             self._outbox.end(failure)
             return
         worker.ledger.enqueue(request_for(submission, next(self._orders), worker.limits))
-        self.totals.prompt_tokens += len(submission.prompt_ids)
 
     def _on_abort(self, abort: Abort) -> None:
         request = self.worker.ledger.by_handle.get(abort.handle) if self.worker else None

@@ -47,6 +47,7 @@ class Ledger:
         request = self.waiting.popleft()
         if request.started_at is None:
             request.started_at = now
+            self.totals.prompt_tokens += request.prompt_len
         return self.rows.take(request)
 
     def preempt(self, row: int) -> Request:

@@ -33,7 +33,7 @@ def table(address: str, status: ServerStatus) -> str:
         ("server", address),
         ("ready", "yes" if status.ready else f"no: {status.reason}"),
         ("up", _duration(status.uptime_seconds)),
-        ("model", status.model),
+        ("model", status.model or "unnamed"),
         ("worker", _worker(status)),
     ]
     if status.worker_incarnation:
