@@ -107,9 +107,9 @@ class Servers:
         for child in self._children:
             if (status := child.exit_status) is not None:
                 ended = f"exit status {status}" if status >= 0 else _signal_name(-status)
-                raise ServerDied(
-                    f"the {child.name} ended ({ended}). The end of its output:\n{child.tail()}"
-                )
+                tail = child.tail()
+                output = "" if self._settings.echo else f". The end of its output:\n{tail}"
+                raise ServerDied(f"the {child.name} ended ({ended}){output}")
 
     def stop(self) -> list[str]:
         """Drains and ends the scheduler, then ends the worker. Returns what did not end

@@ -1,0 +1,239 @@
+"""The local launcher, with the scheduler and the simulated worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nanoserve import Client, FinishReason
+
+ROOT = Path(__file__).resolve().parents[3]
+SIMULATED = ["--simulate", "--worker-args=--vocab-size 100 --step-ms 20"]
+NO_TOKENIZER = "--scheduler-args=--no-tokenizer"
+# A scheduler that looks for its worker elsewhere is never ready.
+LOST = "--scheduler-args=--no-tokenizer --worker unix:/nonexistent/worker.sock"
+
+
+def launcher(mode: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "deploy.local", mode, *SIMULATED, *arguments]
+
+
+class Launcher:
+    """`python -m deploy.local` in a session of its own, with its children's ids."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            launcher(*arguments),
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": f"{ROOT / 'protos'}", "TMPDIR": str(folder)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def wait_for(self, text: str) -> str:
+        """The first line that has `text`."""
+        found: list[str] = []
+
+        def seen() -> bool:
+            found.extend(line for line in self.lines if text in line)
+            return bool(found)
+
+        wait_until(seen)
+        return found[0]
+
+    def child(self, name: str) -> psutil.Process:
+        """The server process of `python -m name`, once it runs as that."""
+        found: list[psutil.Process] = []
+
+        def started() -> bool:
+            for process in psutil.Process(self.process.pid).children():
+                if process.cmdline()[1:3] == ["-m", name]:
+                    found.append(process)
+            return bool(found)
+
+        wait_until(started)
+        return found[0]
+
+    def end(self) -> tuple[int, str]:
+        """Exit status and whole output, once it has ended."""
+        status = self.process.wait(30)
+        self._reader.join(10)
+        return status, "\n".join(self.lines)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.end()
+
+    def _read(self) -> None:
+        for line in self.process.stdout or ():
+            self.lines.append(line.rstrip())
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 30) -> None:
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true"
+        time.sleep(0.02)
+
+
+def is_gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """For the launcher's sockets: short enough for a socket's path, and empty again
+    after a clean end."""
+    with tempfile.TemporaryDirectory(prefix="ns-") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def launch(folder: Path) -> Iterator[Callable[..., Launcher]]:
+    launched: list[Launcher] = []
+
+    def start(*arguments: str) -> Launcher:
+        launched.append(Launcher(folder, *arguments))
+        return launched[-1]
+
+    yield start
+    for one in launched:
+        one.kill()
+
+
+def test_run_gives_the_command_a_ready_server_and_returns_its_status(
+    launch: Callable[..., Launcher], folder: Path
+) -> None:
+    script = (
+        "import sys; from os import environ; from nanoserve import Client;"
+        "client = Client(environ['NANOSERVE_ADDRESS']);"
+        "tokens = client.generate(token_ids=[1, 2], max_tokens=5).collect().token_ids;"
+        "print('got', len(tokens)); sys.exit(7)"
+    )
+    running = launch("run", NO_TOKENIZER, "--", sys.executable, "-c", script)
+    status, output = running.end()
+    assert status == 7, output
+    assert output.splitlines()[-1] == "got 5"
+    assert "ready at unix:" in output
+    assert os.listdir(folder) == []
+
+
+def test_serve_drains_on_an_interrupt_and_leaves_nothing(
+    launch: Callable[..., Launcher], folder: Path
+) -> None:
+    serving = launch("serve", NO_TOKENIZER, f"--listen=unix:{folder}/public.sock")
+    serving.wait_for("ready at")
+    servers = [serving.child("worker"), serving.child("scheduler")]
+    with Client(f"unix:{folder}/public.sock") as client:
+        generation = client.generate(token_ids=[1], max_tokens=40)
+        first = next(generation)
+        # As a terminal does: to the whole group, in which the servers are not.
+        os.killpg(serving.process.pid, signal.SIGINT)
+        rest = generation.collect()
+    assert len(first.token_ids) + len(rest.token_ids) == 40
+    assert rest.finish_reason is FinishReason.LENGTH
+    status, output = serving.end()
+    assert status == 0, output
+    assert all(is_gone(server) for server in servers)
+    assert [name for name in os.listdir(folder) if name != "public.sock"] == []
+
+
+def test_a_second_interrupt_kills(launch: Callable[..., Launcher], folder: Path) -> None:
+    serving = launch("serve", NO_TOKENIZER, f"--listen=unix:{folder}/public.sock")
+    serving.wait_for("ready at")
+    servers = [serving.child("worker"), serving.child("scheduler")]
+    with Client(f"unix:{folder}/public.sock") as client:
+        generation = client.generate(token_ids=[1], max_tokens=2000, timeout=120)
+        next(generation)
+        serving.process.send_signal(signal.SIGINT)
+        serving.wait_for("stopping")
+        serving.process.send_signal(signal.SIGINT)
+        status, output = serving.end()
+    assert status == 1
+    assert "the scheduler did not stop cleanly (exit status -9)" in output
+    assert all(is_gone(server) for server in servers)
+
+
+@pytest.mark.parametrize(("victim", "other"), [("worker", "scheduler"), ("scheduler", "worker")])
+def test_the_death_of_one_server_stops_the_other_and_is_told(
+    launch: Callable[..., Launcher], victim: str, other: str
+) -> None:
+    running = launch("run", NO_TOKENIZER, "--", "sleep", "60")
+    running.wait_for("ready at")
+    survivor = running.child(other)
+    running.child(victim).kill()
+    status, output = running.end()
+    assert status == 1
+    assert f"the {victim} ended (SIGKILL). The end of its output:" in output
+    assert is_gone(survivor)
+
+
+def test_a_server_that_does_not_start_is_told_with_its_own_words(
+    launch: Callable[..., Launcher],
+) -> None:
+    running = launch("run", "--scheduler-args=--no-such-flag", "--", "true")
+    status, output = running.end()
+    assert status == 1
+    assert "the scheduler ended (exit status 2)" in output
+    assert "unrecognized arguments: --no-such-flag" in output
+
+
+def test_nothing_outlives_a_killed_launcher(launch: Callable[..., Launcher]) -> None:
+    running = launch("run", NO_TOKENIZER, "--", "sleep", "60")
+    running.wait_for("ready at")
+    children = psutil.Process(running.process.pid).children(recursive=True)
+    assert len(children) == 3
+    running.process.kill()
+    wait_until(lambda: all(is_gone(child) for child in children))
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(["serve"], 0), (["run", "--", "true"], 130)])
+def test_an_interrupt_while_starting_stops_both(
+    launch: Callable[..., Launcher], folder: Path, mode: list[str], expected: int
+) -> None:
+    listen = [f"--listen=unix:{folder}/public.sock"] if mode == ["serve"] else []
+    starting = launch(mode[0], LOST, *listen, *mode[1:])
+    servers = [starting.child("worker"), starting.child("scheduler")]
+    starting.process.send_signal(signal.SIGINT)
+    status, output = starting.end()
+    assert status == expected, output
+    assert all(is_gone(server) for server in servers)
+
+
+def test_servers_that_are_never_ready_are_given_up(launch: Callable[..., Launcher]) -> None:
+    running = launch("run", LOST, "--ready-timeout=1", "--", "true")
+    status, output = running.end()
+    assert status == 1
+    assert "the servers were not ready within 1 s" in output
+
+
+def test_an_interrupt_of_the_terminal_is_the_commands_own_business(
+    launch: Callable[..., Launcher],
+) -> None:
+    script = (
+        "import signal, sys, time;"
+        "signal.signal(signal.SIGINT, lambda *_: (print('mine', flush=True), sys.exit(5)));"
+        "print('waiting', flush=True); time.sleep(60)"
+    )
+    running = launch("run", NO_TOKENIZER, "--", sys.executable, "-c", script)
+    running.wait_for("waiting")
+    os.killpg(running.process.pid, signal.SIGINT)
+    status, output = running.end()
+    assert (status, "mine" in output) == (5, True)
+    assert "did not stop cleanly" not in output
