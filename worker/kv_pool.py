@@ -16,7 +16,7 @@ _LEAST_BLOCKS = 2  # the scratch block and one to serve from
 _MOST_BLOCKS = 2**31 - 1  # block ids are int32
 
 
-class PoolError(Exception):
+class PoolError(ValueError):
     """No pool that can serve; the message says what was found and which flag to change."""
 
 

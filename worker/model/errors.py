@@ -1,7 +1,7 @@
 """What is wrong with a model folder. Either error stops the start."""
 
 
-class ModelError(Exception):
+class ModelError(ValueError):
     """The model folder cannot be served; the message names what, where and what to do."""
 
 

@@ -61,7 +61,7 @@ class Llama:
             )
             if layer is layers[-1] and not sampled:
                 break  # the K/V is written, which is all that this step is for
-            attended = attend(q, k_pool, v_pool).view(tokens, config.query_size)
+            attended = attend(q, k_pool, v_pool).reshape(tokens, config.query_size)
             if layer is layers[-1] and sampled < tokens:
                 # Of the others nothing is read any more.
                 attended = attended.index_select(0, inputs.sample_tokens)

@@ -21,7 +21,7 @@ def pool_bytes(
         return cpu_pool_bytes()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(model.device)
-    run_largest_step(model, max_rows, max_step_tokens, block_size)
+    run_largest_steps(model, max_rows, max_step_tokens, block_size)
     torch.cuda.synchronize(model.device)
     free, total = torch.cuda.mem_get_info(model.device)
     others = total - free - torch.cuda.memory_reserved(model.device)
@@ -30,38 +30,52 @@ def pool_bytes(
     return max(0, int(total * utilization) - others - peak)
 
 
-def run_largest_step(
+def run_largest_steps(
     model: Llama, max_rows: int, max_step_tokens: int, block_size: int
-) -> torch.Tensor:
-    """Runs a step of `max_step_tokens` tokens over `max_rows` sequences that all sample, and
-    returns its logits [max_rows, vocab] as fp32, which is how the sampler reads them.
+) -> list[torch.Tensor]:
+    """Runs the two steps that need most memory: `max_step_tokens` prompt tokens over `max_rows`
+    sequences, and a decode of `max_rows` sequences one of which may be as long as the model allows.
 
-    All tables and slots point to one scratch block.
+    All sample. Returns the logits of each [rows, vocab] as fp32, which is how the sampler reads
+    them. All tables and slots point to one scratch block.
     """
-    config, device = model.config, model.device
+    config = model.config
     shape = (config.num_layers, 1, block_size, config.num_kv_heads, config.head_dim)
-    pool = KVPool(*(torch.zeros(shape, dtype=model.dtype, device=device) for _ in range(2)))
+    pool = KVPool(*(torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(2)))
     rows = min(max_rows, max_step_tokens)
-    starts = torch.linspace(0, max_step_tokens, rows + 1).int()
-    lens = starts.diff().clamp(max=config.max_model_len)
-    longest = int(lens.max())
-    starts = torch.cat((torch.zeros(1, dtype=torch.int32), lens.cumsum(0).int()))
-    tokens = int(starts[-1])
+    borders = torch.arange(rows + 1) * max_step_tokens // rows
+    prompts = borders.diff().clamp(max=config.max_model_len)
+    longest = int(prompts.max())
+    return [
+        model.forward(_inputs(model, lens, decodes, longest_context, block_size), pool).float()
+        for lens, decodes, longest_context in (
+            (prompts, 0, longest),
+            (torch.ones(max_rows, dtype=torch.int64), max_rows, config.max_model_len),
+        )
+    ]
+
+
+def _inputs(
+    model: Llama, lens: torch.Tensor, num_decodes: int, longest_context: int, block_size: int
+) -> StepInputs:
+    """A step of sequences of `lens` new tokens each, in block 0, that have no others."""
+    device = model.device
+    rows, tokens = lens.shape[0], int(lens.sum())
+    starts = torch.cat((torch.zeros(1, dtype=torch.int64), lens.cumsum(0)))
 
     def zeros(*size: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.zeros(size, dtype=dtype, device=device)
 
-    inputs = StepInputs(
+    return StepInputs(
         token_ids=zeros(tokens),
         positions=zeros(tokens),
         slot_mapping=zeros(tokens, dtype=torch.int64),
         rows=torch.arange(rows, dtype=torch.int32, device=device),
-        query_starts=starts.to(device),
+        query_starts=starts.int().to(device),
         context_lens=lens.int().to(device),
-        block_tables=zeros(rows, -(-longest // block_size)),
-        sample_tokens=(starts[1:].long() - 1).to(device),
-        num_decodes=0,
-        max_query_len=longest,
-        max_context_len=longest,
+        block_tables=zeros(rows, -(-longest_context // block_size)),
+        sample_tokens=(starts[1:] - 1).to(device),
+        num_decodes=num_decodes,
+        max_query_len=int(lens.max()),
+        max_context_len=longest_context,
     )
-    return model.forward(inputs, pool).float()

@@ -140,6 +140,8 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
             tensors = {
                 name: _stored(name, file, entry, 8 + length) for name, entry in entries.items()
             }
+        except WeightsError:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise WeightsError(f"{file.name} has a damaged header: {error!r}") from error
     _check_extent(file, size, 8 + length, list(tensors.values()))

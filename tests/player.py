@@ -1,15 +1,32 @@
-"""Steps for tests of the forward: rows with block tables of their own, played token by token."""
+"""Plays rows of tokens through the real model, for tests of the forward."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
+import kernels
 from worker.inputs import StepInputs
 from worker.kv_pool import KVPool
+from worker.model.config import ModelConfig
 from worker.model.llama import Llama
+from worker.model.loader import load_weights
+
+
+def load_llama(
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    face: str = "auto",
+    max_model_len: int | None = None,
+) -> Llama:
+    """The model of `folder`, without a progress bar."""
+    config = ModelConfig.from_folder(folder, max_model_len)
+    ops = kernels.ops(device, face)
+    return Llama(config, load_weights(folder, config, dtype, device, ops, False), ops, device)
 
 
 class Player:
@@ -86,3 +103,20 @@ class Player:
             max_query_len=max(lens),
             max_context_len=max(contexts),
         )
+
+
+def greedy(
+    model: Llama, prompts: Sequence[Sequence[int]], count: int, block_size: int = 8
+) -> list[list[int]]:
+    """`count` greedy tokens after each prompt, all rows in one batch, end tokens ignored."""
+    player = Player(model, [len(ids) + count for ids in prompts], block_size)
+    chunks: dict[int, Sequence[int]] = dict(enumerate(prompts))
+    outputs: list[list[int]] = [[] for _ in prompts]
+    for _ in range(count):
+        order = Player.order(chunks)
+        ends = torch.tensor([len(chunks[row]) for row in order]).cumsum(0) - 1
+        tokens = player.step(chunks, ends.tolist()).argmax(-1).tolist()
+        for row, token in zip(order, tokens, strict=True):
+            outputs[row].append(token)
+        chunks = {row: tokens[-1:] for row, tokens in enumerate(outputs)}
+    return outputs

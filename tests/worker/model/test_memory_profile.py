@@ -1,0 +1,53 @@
+"""Profiling free memory, and what the forward makes of a largest step."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.player import load_llama
+from tests.tiny_llama import tiny_llama
+from worker import kv_pool
+from worker.model.memory_profile import pool_bytes, run_largest_steps
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "max_step_tokens"), [(4, 64), (7, 7), (3, 1000), (1, 2000), (8, 5)]
+)
+def test_the_largest_steps_run_and_sample_every_row(
+    tmp_path: Path, max_rows: int, max_step_tokens: int
+) -> None:
+    llama = load_llama(tiny_llama(tmp_path))
+    prefill, decode = run_largest_steps(llama, max_rows, max_step_tokens, block_size=16)
+    assert prefill.shape == (min(max_rows, max_step_tokens), 256)
+    assert decode.shape == (max_rows, 256)
+    assert prefill.isfinite().all()
+    assert decode.isfinite().all()
+
+
+def test_on_a_cpu_the_default_share_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_pool, "available_memory", lambda: 1 << 30)
+    llama = load_llama(tiny_llama(tmp_path))
+    sizes = {"max_rows": 4, "max_step_tokens": 64, "block_size": 16, "utilization": 0.9}
+    assert pool_bytes(llama, **sizes) == 1 << 28
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_model_largest_step_and_pool_fit_into_the_share_of_the_card(
+    tmp_path: Path,
+) -> None:
+    llama = load_llama(tiny_llama(tmp_path), torch.bfloat16, "cuda")
+    share = 0.5
+    sizes = {"max_rows": 256, "max_step_tokens": 8192, "block_size": 16, "utilization": share}
+    size = pool_bytes(llama, **sizes)
+    free, total = torch.cuda.mem_get_info()
+    assert 0.9 * (total * share - (total - free)) < size < total * share
+    pool = torch.empty(size, dtype=torch.uint8, device="cuda")
+    run_largest_steps(llama, 256, 8192, 16)
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    assert total - free <= total * share * 1.01
+    del pool
