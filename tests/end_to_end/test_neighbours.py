@@ -1,0 +1,123 @@
+"""A request's tokens never depend on its neighbours: the same ids alone and in any company.
+
+Exact in float32 on the CPU: every comparison here is of token ids, none is skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from deploy.model.fetch import fetch
+from nanoserve import AsyncClient
+from tests.end_to_end.servers import running
+from tests.tiny_llama import tiny_llama
+
+
+@dataclass(frozen=True)
+class Work:
+    """One request; its output must be a function of these alone."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    temperature: float
+    seed: int
+
+
+def some_work(count: int, vocab_size: int, longest_prompt: int, longest_output: int) -> list[Work]:
+    rng = random.Random(count)
+    return [
+        Work(
+            prompt=tuple(rng.randrange(vocab_size) for _ in range(rng.randint(1, longest_prompt))),
+            max_tokens=rng.randint(1, longest_output),
+            temperature=rng.choice([0.0, 0.0, 0.8]),
+            seed=rng.randrange(2**62),
+        )
+        for _ in range(count)
+    ]
+
+
+async def _one(client: AsyncClient, work: Work, delay: float) -> tuple[int, ...]:
+    await asyncio.sleep(delay)
+    generation = client.generate(
+        token_ids=work.prompt,
+        max_tokens=work.max_tokens,
+        temperature=work.temperature,
+        seed=work.seed,
+        ignore_eos=True,
+    )
+    return (await generation.collect()).token_ids
+
+
+async def _alone(address: str, works: Sequence[Work]) -> list[tuple[int, ...]]:
+    async with AsyncClient(address) as client:
+        return [await _one(client, work, 0.0) for work in works]
+
+
+async def _together(
+    address: str, works: Sequence[Work], spread: float, seed: int
+) -> tuple[list[tuple[int, ...]], int]:
+    """The outputs, and the server's preemptions so far. Requests arrive at random within
+    `spread` seconds, in random order."""
+    rng = random.Random(seed)
+    async with AsyncClient(address) as client:
+        calls = [_one(client, work, rng.uniform(0, spread)) for work in works]
+        outputs = await asyncio.gather(*calls)
+        return outputs, (await client.status()).preemptions
+
+
+def alone(address: str, works: Sequence[Work]) -> list[tuple[int, ...]]:
+    return asyncio.run(_alone(address, works))
+
+
+def assert_same_together(
+    address: str, works: Sequence[Work], expected: Sequence[tuple[int, ...]], batch: int
+) -> int:
+    """Runs the work in groups of `batch`; returns the server's preemptions so far."""
+    preemptions = 0
+    for start in range(0, len(works), batch):
+        group = slice(start, start + batch)
+        spread = 0.0 if batch % 2 else 0.05
+        outputs, preemptions = asyncio.run(_together(address, works[group], spread, start))
+        assert outputs == list(expected[group])
+    return preemptions
+
+
+# depth, chunk (tokens per step), K/V blocks of 4 tokens
+TINY_SETTINGS = [(1, 512, 2000), (2, 24, 90), (3, 7, 70)]
+
+
+def test_a_tiny_llamas_tokens_are_the_same_alone_and_in_any_batch(tmp_path: Path) -> None:
+    folder = tiny_llama(tmp_path)
+    works = some_work(32, vocab_size=256, longest_prompt=60, longest_output=40)
+    expected: list[tuple[int, ...]] = []
+    preemptions = []
+    for depth, chunk, blocks in TINY_SETTINGS:
+        worker = ("--num-blocks", str(blocks), "--block-size", "4", "--threads", "1")
+        scheduler = ("--pipeline-depth", str(depth), "--max-step-tokens", str(chunk))
+        with running(model=folder, worker=worker, scheduler=scheduler) as servers:
+            expected = expected or alone(servers.address, works)
+            for batch in (2, 3, 8, 32):
+                last = assert_same_together(servers.address, works, expected, batch)
+            preemptions.append(last)
+    assert [work.max_tokens for work in works] == [len(output) for output in expected]
+    assert preemptions[0] == 0
+    assert min(preemptions[1:]) > 0, "the small pools must have preempted"
+
+
+@pytest.mark.timeout(240)
+def test_smollm2s_tokens_are_the_same_alone_and_in_any_batch() -> None:
+    works = some_work(32, vocab_size=49152, longest_prompt=40, longest_output=12)
+    expected: list[tuple[int, ...]] = []
+    for depth, chunk, blocks in [(2, 512, 400), (3, 20, 40)]:
+        worker = ("--dtype", "float32", "--num-blocks", str(blocks))
+        scheduler = ("--pipeline-depth", str(depth), "--max-step-tokens", str(chunk))
+        with running(model=fetch(), worker=worker, scheduler=scheduler) as servers:
+            expected = expected or alone(servers.address, works)
+            for batch in (5, 32):
+                assert_same_together(servers.address, works, expected, batch)
