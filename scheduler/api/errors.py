@@ -8,7 +8,8 @@ from google.rpc import error_details_pb2, status_pb2
 
 from scheduler.core.front_end import Failure, FailureKind
 
-# Status and details travel in HTTP headers, of which peers accept 8 KiB.
+# Bytes. The message travels three times in headers, of which peers accept 8 KiB: escaped
+# to up to three times its length as the status, and in base64 twice in the details.
 LONGEST_MESSAGE = 1024
 
 _CODES = {
@@ -74,6 +75,7 @@ def invalid(field: str, message: str) -> CallError:
 
 
 def _shortened(message: str) -> str:
-    if len(message) <= LONGEST_MESSAGE:
+    text = message.encode()
+    if len(text) <= LONGEST_MESSAGE:
         return message
-    return message[: LONGEST_MESSAGE - 4] + " ..."
+    return text[: LONGEST_MESSAGE - 4].decode(errors="ignore") + " ..."

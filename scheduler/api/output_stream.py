@@ -9,6 +9,10 @@ from scheduler.api.errors import CallError
 from scheduler.api.output_text import OutputText
 from scheduler.core.front_end import Failure, Finish, Finished, FinishReason
 
+# Characters. A message of that many takes at most 1 MiB, a quarter of what gRPC clients
+# accept unless told otherwise.
+LONGEST_TEXT = 1 << 18
+
 _REASONS = {
     FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
@@ -17,8 +21,9 @@ _REASONS = {
 
 class OutputStream:
     """Takes tokens as fast as the engine makes them, gives messages as fast as the client
-    reads them. What comes in between is joined into one message; the buffer is bounded,
-    since an output is at most max_model_len tokens. Used on the event loop only.
+    reads them. What comes in between is joined into one message, or a few if it is long;
+    the buffer is bounded, since an output is at most max_model_len tokens. Used on the
+    event loop only.
     """
 
     def __init__(self, handle: int, request_id: str, text: OutputText) -> None:
@@ -27,6 +32,7 @@ class OutputStream:
         self.num_tokens = 0
         self._text = text
         self._token_ids: list[int] = []
+        self._late_text = ""  # of tokens already sent, too long for their message
         self._matched_stop: str | None = None
         self._end: Finished | Failure | None = None
         self._news = asyncio.Event()
@@ -61,11 +67,15 @@ class OutputStream:
         self._news.clear()
         if isinstance(self._end, Failure):
             raise CallError.of(self._end)
+        text = self._late_text + self._text.take()
+        self._late_text = text[LONGEST_TEXT:]
         response = inference_pb2.GenerateResponse(
-            request_id=self.request_id, text=self._text.take(), token_ids=self._token_ids
+            request_id=self.request_id, text=text[:LONGEST_TEXT], token_ids=self._token_ids
         )
         self._token_ids.clear()
-        if self._end is not None:
+        if self._late_text:
+            self._news.set()
+        elif self._end is not None:
             self._set_finish(response, self._end.finish)
         return response
 

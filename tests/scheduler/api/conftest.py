@@ -1,15 +1,22 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2_grpc
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from deploy.model.fetch import fetch
+from nanoserve.v1 import inference_pb2_grpc
+from nanoserve.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from scheduler.api.model_folder import ModelFolder
+from scheduler.api.server import ApiServer, ServerConfig
+from scheduler.api.service import ServedModel
 from scheduler.api.tokenizer import Tokenizer
 from tests.scheduler.api import small_tokenizers
+from tests.scheduler.api.scripted_engine import ScriptedEngine
 from tests.scheduler.api.small_tokenizers import write_folder
 
 
@@ -68,3 +75,43 @@ def byte_level_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def byte_level(byte_level_folder: Path) -> Tokenizer:
     return Tokenizer(ModelFolder.read(byte_level_folder))
+
+
+@pytest.fixture
+async def serve(smollm2: Tokenizer) -> AsyncIterator[Callable[..., Awaitable[Served]]]:
+    """Starts servers for scripted engines on free ports; stops them at the end."""
+    started: list[Served] = []
+
+    async def start(engine: ScriptedEngine, tokenizer=smollm2, **config: float) -> Served:
+        model = ServedModel("tiny", tokenizer, frozenset([2]))
+        config = ServerConfig(listen="127.0.0.1:0", **config)
+        server = ApiServer(config, model, engine)
+        await server.start()
+        served = Served(server, engine)
+        started.append(served)
+        return served
+
+    yield start
+    for served in started:
+        await served.channel.close()
+        await served.server.stop()
+
+
+class Served:
+    """A running server with a client's channel to it."""
+
+    def __init__(self, server: ApiServer, engine: ScriptedEngine) -> None:
+        self.server = server
+        self.engine = engine
+        self.channel = grpc.aio.insecure_channel(server.address)
+        self.stub = inference_pb2_grpc.InferenceServiceStub(self.channel)
+        self.health = health_pb2_grpc.HealthStub(self.channel)
+
+    async def generate(self, timeout: float = 20, **fields: object) -> list[GenerateResponse]:
+        request = GenerateRequest(**fields)
+        return [response async for response in self.stub.Generate(request, timeout=timeout)]
+
+    async def error(self, timeout: float = 20, **fields: object) -> grpc.aio.AioRpcError:
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await self.generate(timeout, **fields)
+        return raised.value

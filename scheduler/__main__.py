@@ -1,0 +1,133 @@
+"""`python -m scheduler`: parses flags and starts the scheduler."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(
+        prog="python -m scheduler",
+        description="Schedules requests on a nanoserve worker and serves clients. SIGTERM or "
+        "SIGINT drains: running calls finish, new ones are refused. A second signal stops at once.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    _add_model_flags(result.add_argument_group("model"))
+    _add_server_flags(result.add_argument_group("towards clients"))
+    _add_engine_flags(result.add_argument_group("towards the worker"))
+    return result
+
+
+def _add_model_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--model",
+        metavar="DIR",
+        help="Hugging Face model folder, read for its tokenizer and config.json; a worker with "
+        "another config.json is refused",
+    )
+    group.add_argument(
+        "--no-tokenizer",
+        action="store_true",
+        help="serve token ids only; --model may then be left out, and any worker is taken",
+    )
+
+
+def _add_server_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--listen",
+        metavar="ADDRESS",
+        default="127.0.0.1:50051",
+        help="HOST:PORT (port 0: any free one, see the log) or unix:PATH",
+    )
+    group.add_argument(
+        "--insecure",
+        action="store_true",
+        help="allow addresses beyond this machine, without encryption",
+    )
+    group.add_argument(
+        "--drain-timeout",
+        metavar="SECONDS",
+        type=float,
+        default=30.0,
+        help="how long running calls may go on after the first signal",
+    )
+    group.add_argument(
+        "--max-request-seconds",
+        metavar="SECONDS",
+        type=float,
+        default=3600.0,
+        help="longest time of a call that comes without a deadline",
+    )
+    group.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="on stderr",
+    )
+
+
+def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--worker",
+        metavar="ADDRESS",
+        default="127.0.0.1:50052",
+        help="the worker's HOST:PORT or unix:PATH; it may start later",
+    )
+    group.add_argument(
+        "--max-queue",
+        metavar="REQUESTS",
+        type=int,
+        default=1024,
+        help="most requests waiting for a row; more are refused with RESOURCE_EXHAUSTED",
+    )
+    group.add_argument(
+        "--pipeline-depth",
+        metavar="STEPS",
+        type=int,
+        help="steps in flight; None: 2 with a worker on a CPU, else 3",
+    )
+    group.add_argument(
+        "--max-step-tokens",
+        metavar="TOKENS",
+        type=int,
+        help="most tokens of one step; None: 512 with a worker on a CPU, else the worker's limit",
+    )
+    group.add_argument(
+        "--audit", action="store_true", help="check the books after every step (slower)"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0 after a drain, 1 if it cannot start, 2 for wrong flags."""
+    _end_on_signals()
+    flags = parser().parse_args(arguments)
+    if flags.model is None and not flags.no_tokenizer:
+        parser().error("give --model DIR, or --no-tokenizer to serve token ids only")
+    logging.basicConfig(
+        level=flags.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    # After the flags, so that --help and a wrong flag need no libraries.
+    from scheduler.run import StartError, run
+
+    try:
+        run(flags)
+    except StartError as error:
+        logging.getLogger("scheduler").error("cannot start: %s", error)
+        return 1
+    return 0
+
+
+def _end_on_signals() -> None:
+    """Until the server takes over: process 1 would otherwise ignore both signals."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

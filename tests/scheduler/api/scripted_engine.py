@@ -1,0 +1,191 @@
+"""An engine without a worker: each request gets a script of token ids."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from scheduler.core.front_end import (
+    Abort,
+    EngineStatus,
+    EventBatch,
+    Failure,
+    FailureKind,
+    Finish,
+    Finished,
+    FinishReason,
+    FrontEnd,
+    Limits,
+    Submission,
+)
+
+LIMITS = Limits(
+    max_model_len=8192, vocab_size=49152, max_rows=64, block_size=16, usable_blocks=2048
+)
+
+
+@dataclass
+class _Running:
+    submission: Submission
+    script: list[int]
+    made: int = 0
+
+
+@dataclass
+class ScriptedEngine:
+    """One token per request and turn, a turn every `step_seconds`, all tokens of
+    `tokens_per_turn` steps in one batch. Ends like the real one: stop tokens, max_tokens
+    and the script's end. A request whose `request_id` is in `failures` fails so.
+
+    `log` has every call of the front end in order, for tests to look at.
+    """
+
+    script: Sequence[int] | Callable[[Submission], Sequence[int]]
+    step_seconds: float = 0.0
+    tokens_per_turn: int = 1
+    limits: Limits | None = LIMITS
+    failures: dict[str, Failure] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.log: list[Submission | Abort] = []
+        self.drain_deadline: float | None = None
+        self.running: dict[int, _Running] = {}
+        self.frozen = threading.Event()  # set: the loop stands still
+        self._inbox: queue.SimpleQueue[Submission | Abort | None] = queue.SimpleQueue()
+        self._ready = self.limits is not None
+        self._turned_at = time.monotonic()
+        self._stopped = False
+        self._front_end: FrontEnd | None = None
+        self._thread = threading.Thread(target=self._run, name="scripted-engine", daemon=True)
+
+    def __call__(self, front_end: FrontEnd) -> ScriptedEngine:
+        """So that an instance is its own factory."""
+        self._front_end = front_end
+        return self
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._thread.join()
+
+    def submit(self, submission: Submission) -> None:
+        self.log.append(submission)
+        self._inbox.put(submission)
+
+    def abort(self, abort: Abort) -> None:
+        self.log.append(abort)
+        self._inbox.put(abort)
+
+    def drain(self, deadline: float) -> None:
+        self.drain_deadline = deadline
+
+    def status(self) -> EngineStatus:
+        return EngineStatus(
+            ready=self._ready,
+            reason="" if self._ready else "the first connection to the worker",
+            limits=self.limits,
+            worker_incarnation=7,
+            worker_device="simulated",
+            running=len(self.running),
+            waiting=1,
+            free_blocks=2,
+            steps_in_flight=3,
+            steps=4,
+            prompt_tokens=5,
+            output_tokens=6,
+            discarded_tokens=8,
+            preemptions=9,
+            loop_turned_at=self._turned_at,
+        )
+
+    def set_ready(self, ready: bool) -> None:
+        self._ready = ready
+        self._front_end.status_changed(self.status())
+
+    @property
+    def aborts(self) -> list[Abort]:
+        return [entry for entry in self.log if isinstance(entry, Abort)]
+
+    @property
+    def submissions(self) -> list[Submission]:
+        return [entry for entry in self.log if isinstance(entry, Submission)]
+
+    def _run(self) -> None:
+        while not self._stopped:
+            time.sleep(self.step_seconds or 0.0005)
+            if self.frozen.is_set():
+                continue
+            self._turned_at = time.monotonic()
+            ends: list[Finished | Failure] = []
+            self._receive(ends)
+            tokens = self._make_tokens(ends)
+            if self.drain_deadline is not None and time.monotonic() >= self.drain_deadline:
+                for handle in list(self.running):
+                    ends.append(Failure(handle, FailureKind.UNAVAILABLE, "the drain ended"))
+                self.running.clear()
+            if tokens or ends:
+                handles, ids = zip(*tokens, strict=True) if tokens else ((), ())
+                self._front_end.deliver(
+                    EventBatch(np.array(handles, np.int64), np.array(ids, np.int32), ends)
+                )
+
+    def _receive(self, ends: list[Finished | Failure]) -> None:
+        while not self._inbox.empty():
+            message = self._inbox.get()
+            if isinstance(message, Abort):
+                request = self.running.pop(message.handle, None)
+                if request is None:
+                    continue
+                if isinstance(message.reason, FinishReason):
+                    made = message.output_tokens
+                    ends.append(self._finished(request, message.reason, None, made))
+                else:
+                    ends.append(Failure(message.handle, message.reason, "aborted"))
+                continue
+            failure = self.failures.get(message.request_id)
+            if failure is not None:
+                ends.append(replace(failure, handle=message.handle))
+                continue
+            script = self.script(message) if callable(self.script) else self.script
+            self.running[message.handle] = _Running(message, list(script))
+
+    def _make_tokens(self, ends: list[Finished | Failure]) -> list[tuple[int, int]]:
+        tokens: list[tuple[int, int]] = []
+        for _ in range(self.tokens_per_turn):
+            for handle, request in list(self.running.items()):
+                token = request.script[request.made]
+                request.made += 1
+                tokens.append((handle, token))
+                submission = request.submission
+                if token in submission.stop_ids:
+                    end = self._finished(request, FinishReason.STOP, token, request.made)
+                elif request.made in (submission.max_tokens, len(request.script)):
+                    end = self._finished(request, FinishReason.LENGTH, None, request.made)
+                else:
+                    continue
+                ends.append(end)
+                del self.running[handle]
+        return tokens
+
+    @staticmethod
+    def _finished(
+        request: _Running, reason: FinishReason, stop_token: int | None, made: int
+    ) -> Finished:
+        finish = Finish(
+            reason=reason,
+            stop_token=stop_token,
+            prompt_tokens=len(request.submission.prompt_ids),
+            output_tokens=made,
+            queue_seconds=0.25,
+            first_token_seconds=0.5,
+            total_seconds=0.75,
+            preemptions=1,
+        )
+        return Finished(request.submission.handle, finish)

@@ -1,0 +1,450 @@
+"""Calls end as inference.proto says, whatever engine, client and reader do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from nanoserve.v1 import inference_pb2
+from nanoserve.v1.inference_pb2 import (
+    Chat,
+    ChatMessage,
+    GenerateRequest,
+    GetStatusRequest,
+    TokenIds,
+)
+from scheduler.api.output_stream import LONGEST_TEXT, OutputStream
+from scheduler.api.output_text import OutputText
+from scheduler.core.front_end import Abort, Failure, FailureKind, FinishReason, Submission
+from tests.scheduler.api import small_tokenizers
+from tests.scheduler.api.scripted_engine import LIMITS, ScriptedEngine
+
+STOP = inference_pb2.FINISH_REASON_STOP
+LENGTH = inference_pb2.FINISH_REASON_LENGTH
+
+
+async def until(condition, seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "never came true"
+        await asyncio.sleep(0.005)
+
+
+def joined(responses) -> tuple[str, list[int]]:
+    text = "".join(response.text for response in responses)
+    return text, [token_id for response in responses for token_id in response.token_ids]
+
+
+@pytest.fixture
+def ids_of(smollm2_reference):
+    return lambda text: smollm2_reference.encode(text).ids
+
+
+async def test_text_streams_and_the_last_message_tells_all(serve, ids_of):
+    served = await serve(ScriptedEngine([*ids_of(" Paris is nice"), 2]))
+    responses = await served.generate(text="The capital of France is", request_id="r1")
+    text, ids = joined(responses)
+    assert text == " Paris is nice"
+    assert ids == [*ids_of(" Paris is nice"), 2]
+    assert {response.request_id for response in responses} == {"r1"}
+    assert [response.finish_reason for response in responses[:-1]] == [0] * (len(responses) - 1)
+    last = responses[-1]
+    assert last.finish_reason == STOP
+    assert last.WhichOneof("matched") == "matched_token_id"
+    assert last.matched_token_id == 2
+    usage = last.usage
+    assert (usage.prompt_tokens, usage.output_tokens, usage.preemptions) == (5, 4, 1)
+    assert (usage.queue_seconds, usage.first_token_seconds, usage.total_seconds) == (
+        0.25,
+        0.5,
+        0.75,
+    )
+
+
+async def test_the_engine_gets_what_the_request_says(serve):
+    engine = ScriptedEngine([2])
+    served = await serve(engine)
+    begin = time.monotonic()
+    await served.generate(
+        timeout=10,
+        token_ids=TokenIds(ids=[7, 49151]),
+        max_tokens=3,
+        temperature=0.5,
+        seed=9,
+        stop_token_ids=[11],
+        request_id="mine",
+    )
+    await served.generate(token_ids=TokenIds(ids=[7]), ignore_eos=True, stop_token_ids=[2])
+    await served.generate(token_ids=TokenIds(ids=[7]), ignore_eos=True)
+    first, second, third = engine.submissions
+    assert first.prompt_ids == (7, 49151)
+    assert (first.max_tokens, first.temperature, first.seed) == (3, 0.5, 9)
+    assert (first.request_id, first.stop_ids) == ("mine", {2, 11})
+    assert begin <= first.arrival <= begin + 5
+    assert first.deadline - first.arrival == pytest.approx(10, abs=0.5)
+    assert (second.stop_ids, third.stop_ids) == ({2}, frozenset())
+    assert (second.max_tokens, second.seed, second.temperature) == (None, None, 1.0)
+    assert len({first.handle, second.handle, third.handle}) == 3
+    assert second.request_id != third.request_id
+
+
+async def test_a_chat_is_put_through_the_template(serve, smollm2):
+    engine = ScriptedEngine([2])
+    served = await serve(engine)
+    await served.generate(chat=Chat(messages=[ChatMessage(role="user", content="Say hi.")]))
+    expected = smollm2.encode_chat([{"role": "user", "content": "Say hi."}])
+    assert engine.submissions[0].prompt_ids == tuple(expected)
+    assert len(expected) == 33
+
+
+@pytest.mark.parametrize(("shown", "text"), [(False, "a"), (True, "a<|im_end|>")])
+async def test_the_end_tokens_text_is_sent_only_if_asked(serve, ids_of, shown, text):
+    served = await serve(ScriptedEngine([*ids_of("a"), 2]))
+    assert joined(await served.generate(text="x", include_special_tokens=shown))[0] == text
+
+
+async def test_length_is_a_reason_and_matches_nothing(serve, ids_of):
+    served = await serve(ScriptedEngine(ids_of("one two three four")))
+    responses = await served.generate(text="x", max_tokens=2)
+    assert joined(responses) == ("one two", ids_of("one two"))
+    assert responses[-1].finish_reason == LENGTH
+    assert responses[-1].WhichOneof("matched") is None
+    assert responses[-1].usage.output_tokens == 2
+
+
+@pytest.mark.parametrize("tokens_per_turn", [1, 4])
+async def test_a_stop_string_ends_the_request_at_its_token(serve, ids_of, tokens_per_turn):
+    engine = ScriptedEngine(ids_of("one two three four" + " and so on" * 300))
+    engine.tokens_per_turn = tokens_per_turn
+    served = await serve(engine)
+    responses = await served.generate(text="x", stop=[" thr"])
+    assert joined(responses) == ("one two", ids_of("one two three"))
+    last = responses[-1]
+    assert (last.finish_reason, last.matched_stop) == (STOP, " thr")
+    assert last.usage.output_tokens == 3
+    handle = engine.submissions[0].handle
+    assert engine.aborts == [Abort(handle, FinishReason.STOP, 3)]
+
+
+async def test_a_stop_string_at_an_earlier_token_beats_the_engines_end(serve, ids_of):
+    """All four tokens come in one batch, with the engine's verdict."""
+    served = await serve(ScriptedEngine(ids_of("one two three four"), tokens_per_turn=4))
+    responses = await served.generate(text="x", stop=["two"], max_tokens=4)
+    assert joined(responses) == ("one ", ids_of("one two"))
+    assert (responses[-1].finish_reason, responses[-1].matched_stop) == (STOP, "two")
+    assert responses[-1].usage.output_tokens == 2
+
+
+async def test_a_stop_string_beats_length_at_the_same_token(serve, ids_of):
+    served = await serve(ScriptedEngine(ids_of("one two three four")))
+    responses = await served.generate(text="x", stop=["two"], max_tokens=2)
+    assert joined(responses)[0] == "one "
+    assert (responses[-1].finish_reason, responses[-1].matched_stop) == (STOP, "two")
+
+
+async def test_a_stop_token_beats_a_stop_string_at_the_same_token(serve, ids_of):
+    served = await serve(ScriptedEngine([*ids_of("one"), 2]))
+    responses = await served.generate(text="x", stop=["<|im_end|>"], include_special_tokens=True)
+    assert joined(responses)[0] == "one"
+    assert (responses[-1].finish_reason, responses[-1].matched_token_id) == (STOP, 2)
+
+
+async def test_a_stop_string_names_a_special_token_that_is_hidden(serve, ids_of):
+    served = await serve(ScriptedEngine([*ids_of("one"), 2, *ids_of(" two" * 500)]))
+    responses = await served.generate(text="x", stop=["<|im_end|>"], ignore_eos=True)
+    assert joined(responses) == ("one", [*ids_of("one"), 2])
+    assert responses[-1].matched_stop == "<|im_end|>"
+
+
+async def test_many_streams_at_once_get_their_own_text(serve, smollm2, smollm2_reference):
+    def script(submission: Submission) -> list[int]:
+        return [(submission.prompt_ids[0] * 31 + i * 17) % 49000 + 20 for i in range(40)]
+
+    served = await serve(ScriptedEngine(script, tokens_per_turn=3))
+
+    async def one(first: int) -> None:
+        responses = await served.generate(token_ids=TokenIds(ids=[first]))
+        submission = next(s for s in served.engine.submissions if s.prompt_ids[0] == first)
+        text, ids = joined(responses)
+        assert ids == script(submission)
+        assert text == smollm2_reference.decode(ids)
+        assert not any("\ufffd" in r.text for r in responses) or "\ufffd" in text
+
+    await asyncio.gather(*map(one, range(64)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (FailureKind.INVALID, "INVALID_ARGUMENT"),
+        (FailureKind.DUPLICATE_ID, "ALREADY_EXISTS"),
+        (FailureKind.QUEUE_FULL, "RESOURCE_EXHAUSTED"),
+        (FailureKind.NO_ROOM, "RESOURCE_EXHAUSTED"),
+        (FailureKind.DEADLINE, "DEADLINE_EXCEEDED"),
+        (FailureKind.CANCELLED, "CANCELLED"),
+        (FailureKind.UNAVAILABLE, "UNAVAILABLE"),
+        (FailureKind.INTERNAL, "INTERNAL"),
+    ],
+)
+async def test_each_kind_of_failure_is_a_status(serve, kind, code):
+    failure = Failure(0, kind, "why: 1 > 0", "max_tokens" if code == "INVALID_ARGUMENT" else "")
+    served = await serve(ScriptedEngine([2], failures={"bad": failure}))
+    error = await served.error(text="x", request_id="bad")
+    assert error.code().name == code
+    assert error.details() == "why: 1 > 0"
+    assert served.engine.aborts == []
+    assert (await served.generate(text="x"))[-1].finish_reason == STOP
+
+
+async def test_a_full_queue_says_when_to_come_back(serve):
+    failure = Failure(0, FailureKind.QUEUE_FULL, "full", retry_after=2.0)
+    served = await serve(ScriptedEngine([2], failures={"bad": failure}))
+    error = await served.error(text="x", request_id="bad")
+    metadata = dict(error.trailing_metadata())
+    status = status_pb2.Status.FromString(metadata["grpc-status-details-bin"])
+    retry = error_details_pb2.RetryInfo()
+    assert status.details[0].Unpack(retry)
+    assert retry.retry_delay.seconds == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({}, "prompt"),
+        ({"text": ""}, "text"),
+        ({"text": "x", "temperature": float("nan")}, "temperature"),
+        ({"token_ids": TokenIds(ids=[2**63 - 1])}, "token_ids.ids"),
+        ({"text": "x", "max_tokens": 0}, "max_tokens"),
+        ({"chat": Chat()}, "chat.messages"),
+        ({"text": "x" * 5_000_000}, "text"),
+    ],
+)
+async def test_a_refused_request_starts_nothing_and_the_next_is_served(serve, fields, field):
+    served = await serve(ScriptedEngine([2]))
+    error = await served.error(**fields)
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    metadata = dict(error.trailing_metadata())
+    status = status_pb2.Status.FromString(metadata["grpc-status-details-bin"])
+    bad = error_details_pb2.BadRequest()
+    assert status.details[0].Unpack(bad)
+    assert bad.field_violations[0].field == field
+    assert served.engine.log == []
+    assert (await served.generate(text="x"))[-1].finish_reason == STOP
+
+
+async def test_a_long_error_in_any_script_reaches_the_client(serve):
+    served = await serve(ScriptedEngine([2]))
+    error = await served.error(text="x", request_id="🌶" * 5000)
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    failure = Failure(0, FailureKind.INVALID, "🌶" * 5000, "text")
+    served.engine.failures["bad"] = failure
+    error = await served.error(text="x", request_id="bad")
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details().startswith("🌶🌶🌶")
+
+
+async def test_a_cancelled_call_is_aborted(serve):
+    engine = ScriptedEngine([5] * 5000, step_seconds=0.002)
+    served = await serve(engine)
+    call = served.stub.Generate(GenerateRequest(text="x"))
+    await call.read()
+    call.cancel()
+    await until(lambda: not engine.running)
+    assert engine.aborts == [Abort(engine.submissions[0].handle, FailureKind.CANCELLED)]
+
+
+async def test_a_call_whose_client_disconnects_is_aborted(serve):
+    engine = ScriptedEngine([5] * 5000, step_seconds=0.002)
+    served = await serve(engine)
+    channel = grpc.aio.insecure_channel(served.server.address)
+    generate = channel.unary_stream(
+        "/nanoserve.v1.InferenceService/Generate",
+        request_serializer=GenerateRequest.SerializeToString,
+    )
+    call = generate(GenerateRequest(text="x"))
+    await call.read()
+    await channel.close()
+    await until(lambda: not engine.running)
+    assert [abort.reason for abort in engine.aborts] == [FailureKind.CANCELLED]
+
+
+async def test_a_passed_deadline_ends_the_call_and_the_request(serve):
+    engine = ScriptedEngine([5] * 5000, step_seconds=0.002)
+    served = await serve(engine)
+    error = await served.error(timeout=0.3, text="x")
+    assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    await until(lambda: not engine.running)
+    assert len(engine.aborts) == 1
+    assert engine.aborts[0].reason in (FailureKind.DEADLINE, FailureKind.CANCELLED)
+
+
+async def test_a_call_without_a_deadline_has_the_servers_maximum(serve):
+    engine = ScriptedEngine([5] * 5000, step_seconds=0.002)
+    served = await serve(engine, max_request_seconds=0.3)
+    call = served.stub.Generate(GenerateRequest(text="x"))
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        _ = [response async for response in call]
+    assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "maximum of 0.3 seconds" in raised.value.details()
+    await until(lambda: not engine.running)
+    assert [abort.reason for abort in engine.aborts] == [FailureKind.DEADLINE]
+
+
+async def test_a_call_that_expired_on_arrival_is_never_submitted(serve):
+    """The context is a stand-in, since no client sends a call that has expired."""
+    served = await serve(ScriptedEngine([2]))
+
+    class Expired:
+        status: tuple[grpc.StatusCode, str] | None = None
+
+        def time_remaining(self) -> float:
+            return 0.0
+
+        async def abort(self, code, message, trailing_metadata) -> None:
+            self.status = (code, message)
+
+    context = Expired()
+    await served.server._service.Generate(GenerateRequest(text="x"), context)
+    assert context.status == (grpc.StatusCode.DEADLINE_EXCEEDED, "the call's deadline passed")
+    assert served.engine.log == []
+
+
+async def test_a_slow_reader_gets_every_token_in_few_messages_and_delays_nobody(
+    serve, make_tokenizer
+):
+    """A token's text is 20 KB, so that 1000 of them are far more than the transport takes
+    before a write has to wait."""
+    reference = small_tokenizers.byte_level()
+    long = "x" * 20_000
+    reference.add_tokens([long])
+    script = [reference.token_to_id(long)] * 1000
+    engine = ScriptedEngine(lambda s: script if s.request_id == "slow" else script[:20])
+    served = await serve(engine, tokenizer=make_tokenizer(reference))
+    channel = grpc.aio.insecure_channel(served.server.address)
+    generate = channel.unary_stream(
+        "/nanoserve.v1.InferenceService/Generate",
+        request_serializer=GenerateRequest.SerializeToString,
+        response_deserializer=inference_pb2.GenerateResponse.FromString,
+    )
+    call = aiter(generate(GenerateRequest(text="x", request_id="slow")))
+    responses = [await anext(call)]
+    await until(lambda: engine.submissions and not engine.running, 15)
+    for _ in range(3):
+        assert joined(await served.generate(text="x"))[1] == script[:20]
+    responses += [response async for response in call]
+    text, ids = joined(responses)
+    assert ids == script
+    assert text == long * 1000
+    assert responses[-1].finish_reason == LENGTH
+    assert len(responses) < 900
+    assert max(len(response.text) for response in responses) == LONGEST_TEXT
+    await channel.close()
+
+
+async def test_a_reader_that_stops_reading_is_ended_by_the_servers_maximum(serve, make_tokenizer):
+    reference = small_tokenizers.byte_level()
+    long = "x" * 20_000
+    reference.add_tokens([long])
+    engine = ScriptedEngine([reference.token_to_id(long)] * 1000)
+    served = await serve(engine, tokenizer=make_tokenizer(reference), max_request_seconds=2)
+    call = served.stub.Generate(GenerateRequest(text="x"))
+    await call.read()
+    await until(lambda: engine.submissions and not engine.running)
+    await until(lambda: not served.server._service._streams)
+    assert len(await served.generate(text="x", max_tokens=3)) <= 3
+
+
+async def test_tokens_that_come_between_two_reads_are_joined():
+    """The stream's own coalescing, without a transport that buffers megabytes."""
+    stream = OutputStream(1, "r", OutputText(None, (), (), False))
+    for token_id in (5, 6, 7):
+        stream.push(token_id)
+    assert list((await stream.next()).token_ids) == [5, 6, 7]
+    waiting = asyncio.ensure_future(stream.next())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    stream.push(8)
+    assert list((await waiting).token_ids) == [8]
+
+
+async def test_streams_and_status_go_on_while_megabytes_are_encoded(serve):
+    limits = LIMITS.__class__(
+        max_model_len=2_000_000,
+        vocab_size=49152,
+        max_rows=64,
+        block_size=16,
+        usable_blocks=200_000,
+    )
+    engine = ScriptedEngine([5] * 5000, step_seconds=0.005, limits=limits)
+    served = await serve(engine)
+    big = asyncio.ensure_future(served.generate(text="the quick brown fox " * 250_000))
+    answers = 0
+    while not engine.submissions:
+        await served.stub.GetStatus(GetStatusRequest(), timeout=1)
+        answers += 1
+        await asyncio.sleep(0.01)
+    assert len(engine.submissions[0].prompt_ids) > 1_000_000
+    assert answers > 20
+    big.cancel()
+
+
+async def test_before_the_first_worker_calls_are_unavailable_with_the_reason(serve):
+    served = await serve(ScriptedEngine([2], limits=None))
+    error = await served.error(text="x")
+    assert error.code() == grpc.StatusCode.UNAVAILABLE
+    assert error.details() == (
+        "the server is not ready: it waits for the first connection to the worker"
+    )
+    status = await served.stub.GetStatus(GetStatusRequest())
+    assert (status.ready, status.reason) == (False, "the first connection to the worker")
+    assert status.max_model_len == 0
+
+
+async def test_status_tells_what_is_served_and_how_loaded_it_is(serve):
+    served = await serve(ScriptedEngine([2]))
+    status = await served.stub.GetStatus(GetStatusRequest())
+    assert 0 < status.uptime_seconds < 60
+    status.ClearField("uptime_seconds")
+    assert status == inference_pb2.GetStatusResponse(
+        ready=True,
+        model="tiny",
+        max_model_len=8192,
+        vocab_size=49152,
+        max_rows=64,
+        block_size=16,
+        usable_blocks=2048,
+        waiting_requests=1,
+        free_blocks=2,
+        steps_in_flight=3,
+        steps=4,
+        prompt_tokens=5,
+        output_tokens=6,
+        discarded_tokens=8,
+        preemptions=9,
+        worker_incarnation=7,
+        worker_device="simulated",
+    )
+
+
+async def test_without_a_tokenizer_ids_are_served_and_text_is_refused(serve):
+    served = await serve(ScriptedEngine([5, 6, 2]), tokenizer=None)
+    responses = await served.generate(token_ids=TokenIds(ids=[1]))
+    assert joined(responses) == ("", [5, 6, 2])
+    assert responses[-1].matched_token_id == 2
+    for fields in ({"text": "x"}, {"chat": Chat(messages=[ChatMessage(role="u", content="x")])}):
+        error = await served.error(**fields)
+        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "no tokenizer; send token_ids" in error.details()
+
+
+async def test_a_fault_in_the_front_end_ends_its_own_call_only(serve, smollm2, monkeypatch):
+    served = await serve(ScriptedEngine([2]))
+    monkeypatch.setattr(smollm2, "encode_text", lambda text: 1 / 0)
+    error = await served.error(text="x")
+    assert error.code() == grpc.StatusCode.INTERNAL
+    monkeypatch.undo()
+    assert (await served.generate(text="x"))[-1].finish_reason == STOP
