@@ -35,7 +35,6 @@ def test_on_a_cpu_the_default_share_is_taken(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_model_largest_step_and_pool_fit_into_the_share_of_the_card(
     tmp_path: Path,
 ) -> None:
