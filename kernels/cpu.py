@@ -72,7 +72,7 @@ def rope_and_write_kv(
             slots[slot_mapping.item()].copy_(new[0])
         else:
             slots.index_copy_(0, slot_mapping, new.to(pool.dtype))
-    return turned[:, :num_heads].to(qkv.dtype)
+    return turned[:, :num_heads].to(qkv.dtype).contiguous()
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ Padding reads the row's own last slot again: it is finite where the row is, so i
 takes it out, and no slot past the context length, nor one of another row, is ever read.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -204,16 +205,33 @@ def _query_floor(dtype: torch.dtype, head_dim: int, threads: int) -> int:  # noq
     """
     floor = 1
     for padded in (STEP, 3 * STEP, 10 * STEP):
-        generator = torch.Generator().manual_seed(padded)
-        keys, values = torch.randn(2, 1, 2, padded, head_dim, generator=generator).to(dtype)
-        q = torch.randn(1, 2, QUERY_BLOCK, head_dim, generator=generator).to(dtype)
-        mask = _mask(torch.arange(padded) < padded - 5, dtype).view(1, 1, 1, padded)
-        whole = scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-        for n in range(floor, QUERY_BLOCK):
-            part = scaled_dot_product_attention(q[:, :, :n], keys, values, attn_mask=mask)
-            if not torch.equal(part, whole[:, :, :n]):
-                floor = n + 1
+        for q, keys, values in _probes(padded, head_dim, dtype):
+            mask = _mask(torch.arange(padded) < padded - 6, dtype).view(1, 1, 1, padded)
+            whole = scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+            for n in range(floor, QUERY_BLOCK):
+                part = scaled_dot_product_attention(q[:, :, :n], keys, values, attn_mask=mask)
+                if not torch.equal(part, whole[:, :, :n]):
+                    floor = n + 1
     return floor
+
+
+def _probes(
+    padded: int, head_dim: int, dtype: torch.dtype
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """(q, keys, values) of two heads in which one of the two sums, over positions and over head_dim,
+    cancels in pairs: the result is all rounding, so another order of the sum shows, also in bf16."""
+    generator = torch.Generator().manual_seed(padded)
+    keys, values = torch.randn(2, 1, 2, padded, head_dim, generator=generator).to(dtype)
+    q = torch.randn(1, 2, QUERY_BLOCK, head_dim, generator=generator).to(dtype)
+    even, odd = slice(0, None, 2), slice(1, None, 2)
+    paired_keys, opposite_values = keys.clone(), values.clone()
+    paired_keys[:, :, odd] = keys[:, :, even]
+    opposite_values[:, :, odd] = -values[:, :, even]
+    yield q, paired_keys, opposite_values
+    large_q, large_keys = 1024 * q, 1024 * keys
+    large_q[..., odd] = -large_q[..., even]
+    large_keys[..., odd] = large_keys[..., even]
+    yield large_q, large_keys, values
 
 
 def _gather(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -48,9 +48,7 @@ def pack_weight(weight: torch.Tensor) -> PackedWeight:
     return PackedWeight(weight.shape[0], weight.shape[1], weight.dtype, weight.contiguous())
 
 
-def linear(
-    x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None
-) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """See `kernels.reference.linear`."""
     if x.is_cuda and x.shape[0] == 1:
         return gemv(x, weight, bias)

@@ -65,9 +65,7 @@ def best_of_stretch_kernel(
 
 
 @triton.jit
-def best_of_row_kernel(
-    best_scores, best_ids, bad, ids, non_finite, stretches, BLOCK: tl.constexpr
-):
+def best_of_row_kernel(best_scores, best_ids, bad, ids, non_finite, stretches, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < stretches

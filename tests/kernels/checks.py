@@ -1,0 +1,229 @@
+"""Each op of a face held to the oracle; used for the CPU face, the interpreter and the GPU.
+
+`ops` is the face's table; tensors are made on `device`, and the oracle runs on copies on the CPU.
+"""
+
+import torch
+
+from kernels import Ops, reference
+from kernels import ops as op_table
+from tests.kernels.cases import GUARD, Paged, error, guarded, limit, paged, randn, starts_of
+
+
+def check_norms(ops: Ops, dtype: torch.dtype, device: str, tokens: int, width: int) -> None:
+    x, residual = (randn(tokens, width, dtype=dtype, device=device, seed=s) for s in (1, 2))
+    weight = randn(width, dtype=dtype, device=device, seed=3)
+    on_cpu = x.cpu(), residual.cpu(), weight.cpu()
+    expected = reference.rms_norm(on_cpu[0], on_cpu[2], 1e-5)
+    assert error(ops.rms_norm(x, weight, 1e-5), expected) < limit(dtype)
+    expected, expected_sum = reference.add_rms_norm(*on_cpu, 1e-5)
+    normed, total = ops.add_rms_norm(x, residual, weight, 1e-5)
+    assert error(normed, expected) < limit(dtype)
+    assert torch.equal(total.cpu(), expected_sum)
+
+
+def check_silu(ops: Ops, dtype: torch.dtype, device: str, tokens: int, width: int) -> None:
+    gate_up = 4 * randn(tokens, 2 * width, dtype=dtype, device=device)
+    assert error(ops.silu_and_mul(gate_up), reference.silu_and_mul(gate_up.cpu())) < limit(dtype)
+
+
+def check_linear(
+    ops: Ops, dtype: torch.dtype, device: str, rows: int, n: int, k: int, bias: bool
+) -> None:
+    x, weight = randn(rows, k, dtype=dtype, device=device), randn(n, k, dtype=dtype, seed=2)
+    offset = 10 * randn(n, dtype=dtype, seed=3) if bias else None
+    expected = reference.linear(x.cpu(), reference.pack_weight(weight), offset)
+    packed = ops.pack_weight(weight.to(device))
+    actual = ops.linear(x, packed, None if offset is None else offset.to(device))
+    assert error(actual, expected) < limit(dtype)
+
+
+def check_rope(
+    ops: Ops,
+    dtype: torch.dtype,
+    device: str,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    slots: list[int],
+) -> None:
+    """Equal to the oracle in q and at the slots written, and nothing else in or near a pool moves."""
+    tokens, blocks = len(slots), max(slots) // block_size + 2
+    qkv = randn(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype, device=device)
+    angles = torch.rand(101, head_dim // 2, generator=torch.Generator().manual_seed(4)) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    positions = torch.tensor([(37 * i + 100) % 101 for i in range(tokens)], dtype=torch.int32)
+    shape = (blocks, block_size, kv_heads, head_dim)
+    pools = [guarded(shape, dtype, device) for _ in range(2)]
+    expected_pools = [torch.full(shape, GUARD, dtype=dtype) for _ in range(2)]
+    slot_mapping = torch.tensor(slots)
+    expected = reference.rope_and_write_kv(
+        qkv.cpu(), positions, cos_sin, slot_mapping, *expected_pools, heads
+    )
+    inputs = (x.to(device) for x in (positions, cos_sin, slot_mapping))
+    q = ops.rope_and_write_kv(qkv, *inputs, pools[0][0], pools[1][0], heads)
+    assert q.shape == (tokens, heads, head_dim)
+    assert q.is_contiguous()
+    assert error(q, expected) < limit(dtype)
+    for (pool, buffer), expected_pool in zip(pools, expected_pools, strict=True):
+        written, wanted = (p.view(-1, kv_heads, head_dim).cpu() for p in (pool, expected_pool))
+        assert error(written[slot_mapping], wanted[slot_mapping]) < limit(dtype)
+        untouched = torch.ones(len(written), dtype=torch.bool)
+        untouched[slot_mapping] = False
+        assert bool((written[untouched] == GUARD).all())
+        assert bool((buffer[:1024] == GUARD).all())
+        assert bool((buffer[-1024:] == GUARD).all())
+    assert torch.equal(
+        pools[1][0].view(-1, kv_heads, head_dim)[slot_mapping].cpu(),
+        qkv.view(tokens, -1, head_dim)[:, heads + kv_heads :].cpu(),
+    )
+
+
+def decode(ops: Ops, q: torch.Tensor, case: Paged, **kwargs: object) -> torch.Tensor:
+    return ops.paged_attention_decode(
+        q, case.k_pool, case.v_pool, case.block_tables, case.rows, case.context_lens,
+        q.shape[-1] ** -0.5, max_context_len=case.max_context_len, **kwargs,
+    )  # fmt: skip
+
+
+def prefill(
+    ops: Ops, q: torch.Tensor, case: Paged, query_lens: list[int], **kwargs: object
+) -> torch.Tensor:
+    return ops.paged_attention_prefill(
+        q, case.k_pool, case.v_pool, case.block_tables, case.rows,
+        starts_of(query_lens, str(q.device)), case.context_lens, q.shape[-1] ** -0.5,
+        max(query_lens), max_context_len=case.max_context_len, **kwargs,
+    )  # fmt: skip
+
+
+def _on_cpu(case: Paged) -> Paged:
+    tensors = (case.k_pool, case.v_pool, case.block_tables, case.rows, case.context_lens)
+    return Paged(*(x.cpu() for x in tensors), case.slots)
+
+
+def check_attention(
+    ops: Ops,
+    dtype: torch.dtype,
+    device: str,
+    context_lens: list[int],
+    query_lens: list[int],
+    heads: tuple[int, int],
+    head_dim: int,
+    block_size: int,
+) -> None:
+    """Decode and prefill equal the oracle, whatever lies in slots past the context lengths."""
+    hq, hk = heads
+    oracle = op_table("cpu", "reference")
+    one = randn(len(context_lens), hq, head_dim, dtype=dtype, device=device)
+    many = randn(sum(query_lens), hq, head_dim, dtype=dtype, device=device, seed=2)
+    results = []
+    for poison in (float("nan"), 1e4):
+        case = paged(context_lens, hk, head_dim, block_size, dtype, device, poison)
+        results.append((decode(ops, one, case), prefill(ops, many, case, query_lens)))
+    for actual, other in zip(*results, strict=True):
+        assert torch.equal(actual, other), "a slot past a context length moved an output"
+    expected = decode(oracle, one.cpu(), _on_cpu(case))
+    assert error(results[0][0], expected) < limit(dtype)
+    expected = prefill(oracle, many.cpu(), _on_cpu(case), query_lens)
+    assert error(results[0][1], expected) < limit(dtype)
+
+
+def check_context_of_one(ops: Ops, dtype: torch.dtype, device: str, head_dim: int) -> None:
+    """Attention over one position is that position's value, exactly."""
+    case = paged([1, 1, 1], 2, head_dim, 8, dtype, device)
+    q = randn(3, 6, head_dim, dtype=dtype, device=device)
+    values = case.v_pool.cpu().view(-1, 2, head_dim)[torch.cat(case.slots)]
+    expected = values.repeat_interleave(3, dim=1)
+    assert torch.equal(decode(ops, q, case).cpu(), expected)
+    assert torch.equal(prefill(ops, q, case, [1, 1, 1]).cpu(), expected)
+
+
+def check_row_alone(
+    ops: Ops, dtype: torch.dtype, device: str, context_lens: list[int], head_dim: int
+) -> None:
+    """A row's decode is the same bits alone, in company, and in reverse order."""
+    case = paged(context_lens, 2, head_dim, 16, dtype, device)
+    q = randn(len(context_lens), 6, head_dim, dtype=dtype, device=device)
+    together = decode(ops, q, case)
+    reverse = torch.arange(len(context_lens) - 1, -1, -1, device=device)
+    orders = [reverse, *(torch.tensor([i], device=device) for i in range(len(context_lens)))]
+    for order in orders:
+        part = Paged(
+            case.k_pool, case.v_pool, case.block_tables, case.rows[order],
+            case.context_lens[order], [],
+        )  # fmt: skip
+        assert torch.equal(decode(ops, q[order], part), together[order])
+
+
+def check_chunks(
+    ops: Ops, dtype: torch.dtype, device: str, length: int, cuts: list[int], head_dim: int
+) -> None:
+    """A prompt's outputs are the same bits whole and in chunks that end at `cuts`."""
+    case = paged([length], 2, head_dim, 16, dtype, device)
+    q = randn(length, 6, head_dim, dtype=dtype, device=device)
+    whole = prefill(ops, q, case, [length])
+    start = 0
+    for end in [*cuts, length]:
+        lens = torch.tensor([end], dtype=torch.int32, device=device)
+        part = Paged(case.k_pool, case.v_pool, case.block_tables, case.rows, lens, [])
+        assert torch.equal(prefill(ops, q[start:end], part, [end - start]), whole[start:end])
+        start = end
+
+
+def check_sample(ops: Ops, dtype: torch.dtype, device: str, rows: int, vocab: int) -> None:
+    """The oracle's ids for greedy, warm, tied and non-finite rows in one batch."""
+    logits = 3 * randn(rows, vocab, dtype=dtype)
+    temperatures = torch.tensor([(0.0, 1.0, 0.5, 2.0)[i % 4] for i in range(rows)])
+    seeds = torch.tensor([(-1, 0, 2**62 + 5, 42)[i % 4] + i // 4 for i in range(rows)])
+    positions = torch.arange(rows, dtype=torch.int32) * 1000
+    ids, non_finite = ops.sample(*(x.to(device) for x in (logits, temperatures, seeds, positions)))
+    expected, expected_flags = reference.sample(logits, temperatures, seeds, positions)
+    assert torch.equal(ids.cpu(), expected)
+    assert torch.equal(non_finite.cpu(), expected_flags)
+    assert ids.dtype == torch.int32
+    assert non_finite.dtype == torch.bool
+
+
+def check_ties_and_flags(ops: Ops, device: str) -> None:
+    inf, nan = float("inf"), float("nan")
+    lines = [
+        ([1.0, 1.0, 0.0], 0, False),
+        ([0.0, 2.0, 2.0], 1, False),
+        ([-inf, -inf, -3.0], 2, False),
+        ([5.0, 5.0, 5.0], 0, False),
+        ([0.0, nan, 9.0], 0, True),
+        ([0.0, inf, 9.0], 0, True),
+        ([-inf, -inf, -inf], 0, True),
+    ]
+    count = len(lines)
+    logits = torch.tensor([values for values, _, _ in lines], device=device)
+    seeds = torch.arange(count, device=device)
+    positions = torch.arange(count, dtype=torch.int32, device=device)
+    cold = torch.zeros(count, device=device)
+    ids, flags = ops.sample(logits, cold, seeds, positions)
+    assert ids.tolist() == [token for _, token, _ in lines]
+    assert flags.tolist() == [flag for _, _, flag in lines]
+    warm_ids, warm_flags = ops.sample(logits, cold + 1, seeds, positions)
+    assert warm_flags.tolist() == flags.tolist()
+    assert warm_ids[2] == 2, "a token of -inf was drawn"
+    assert warm_ids[4:].tolist() == [0, 0, 0]
+    tiny, _ = ops.sample(logits[:4], cold[:4] + 1e-30, seeds[:4], positions[:4])
+    assert tiny.tolist() == [0, 1, 2, 0]
+
+
+def check_distribution(
+    ops: Ops, device: str, temperature: float, seeds: torch.Tensor, positions: torch.Tensor
+) -> None:
+    """Draws of five tokens lie within 4 standard deviations of the exact distribution."""
+    draws = len(seeds)
+    logits = torch.tensor([0.0, 1.0, 2.0, -1.0, 0.5])
+    columns = (
+        logits.repeat(draws, 1), torch.full((draws,), temperature), seeds, positions.int()
+    )  # fmt: skip
+    ids, flags = ops.sample(*(x.to(device) for x in columns))
+    assert not flags.any()
+    share = torch.bincount(ids.cpu(), minlength=5) / draws
+    exact = (logits / temperature).softmax(-1)
+    sigma = (exact * (1 - exact) / draws).sqrt()
+    assert bool(((share - exact).abs() < 4 * sigma).all()), (share, exact)

@@ -1,0 +1,107 @@
+"""Paged attention in Triton's interpreter; run by test_interpreted_kernels.py."""
+
+import pytest
+import torch
+
+import kernels
+from kernels.paged_attention_decode import SPLIT
+from tests.kernels import checks
+from tests.kernels.cases import Paged, paged, randn, starts_of
+
+OPS = kernels.ops("cpu", "triton")
+FP32 = torch.float32
+
+
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 80, 96, 128, 256])
+def test_every_head_dim_equals_the_oracle(head_dim: int) -> None:
+    checks.check_attention(OPS, FP32, "cpu", [1, 2, 33, 67], [1, 2, 17, 3], (6, 2), head_dim, 16)
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 16, 24, 32, 64])
+def test_every_block_size_equals_the_oracle_at_its_borders(block_size: int) -> None:
+    contexts = [max(block_size - 1, 1), block_size, block_size + 1]
+    checks.check_attention(OPS, FP32, "cpu", contexts, [1, 1, 2], (4, 2), 16, block_size)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (3, 1), (9, 3), (20, 1)])
+def test_every_grouping_of_heads_equals_the_oracle(heads: tuple[int, int]) -> None:
+    checks.check_attention(OPS, FP32, "cpu", [5, 66], [5, 40], heads, 16, 16)
+
+
+def test_contexts_at_the_splits_borders_equal_the_oracle() -> None:
+    contexts = [SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT + 3]
+    checks.check_attention(OPS, FP32, "cpu", contexts, [1, 2, 17, 3], (2, 1), 16, 16)
+
+
+def test_attention_over_one_position_is_its_value() -> None:
+    checks.check_context_of_one(OPS, FP32, "cpu", 16)
+
+
+def test_a_decode_does_not_depend_on_its_neighbours() -> None:
+    checks.check_row_alone(OPS, FP32, "cpu", [1, SPLIT, SPLIT + 1, 600], 16)
+
+
+def test_a_prompt_in_chunks_equals_it_whole() -> None:
+    checks.check_chunks(OPS, FP32, "cpu", 70, [1, 17, 33, 64], 16)
+
+
+def test_one_pass_and_splits_agree() -> None:
+    case = paged([700], 1, 16, 16)
+    q = randn(1, 2, 16, dtype=FP32)
+    torch.testing.assert_close(
+        checks.decode(OPS, q, case), checks.prefill(OPS, q, case, [1]), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_a_context_of_nothing_gives_zeros() -> None:
+    case = paged([5, 1], 1, 16, 8)
+    case.context_lens[1] = 0
+    out = checks.decode(OPS, randn(2, 2, 16, dtype=FP32), case)
+    assert out[1].eq(0).all()
+    assert out[0].isfinite().all()
+
+
+def test_a_generous_bound_on_contexts_and_queries_changes_nothing() -> None:
+    case = paged([3, 40], 1, 16, 8)
+    q = randn(2, 2, 16, dtype=FP32)
+    exact = checks.decode(OPS, q, case)
+    arguments = (case.k_pool, case.v_pool, case.block_tables, case.rows)
+    wide = OPS.paged_attention_decode(
+        q, *arguments, case.context_lens, 0.25, max_context_len=3 * SPLIT
+    )
+    assert torch.equal(wide, exact)
+    wide = OPS.paged_attention_prefill(
+        q, *arguments, starts_of([1, 1]), case.context_lens, 0.25, 200, max_context_len=3 * SPLIT
+    )
+    assert torch.equal(wide, checks.prefill(OPS, q, case, [1, 1]))
+
+
+def test_padded_rows_on_the_scratch_block_change_no_live_row() -> None:
+    case = paged([3, 40], 1, 16, 8)
+    q = randn(4, 2, 16, dtype=FP32)
+    alone = checks.decode(OPS, q[:2], case)
+    before = case.k_pool.clone(), case.v_pool.clone()
+    spare = torch.tensor([r for r in range(4) if r not in case.rows.tolist()], dtype=torch.int32)
+    case.block_tables[spare.long()] = 0
+    rows = torch.cat((case.rows, spare))
+    lens = torch.cat((case.context_lens, torch.ones(2, dtype=torch.int32)))
+    padded = Paged(case.k_pool, case.v_pool, case.block_tables, rows, lens, [])
+    assert torch.equal(checks.decode(OPS, q, padded)[:2], alone)
+    torch.testing.assert_close((case.k_pool, case.v_pool), before, equal_nan=True)
+
+
+def test_slots_whose_offset_passes_31_bits_are_read() -> None:
+    block_size, kv_heads, head_dim = 16, 3, 64
+    block = 2**31 // (block_size * kv_heads * head_dim) + 7
+    # Lazily allocated: only the pages of the last block are ever touched.
+    pools = torch.empty(2, block + 1, block_size, kv_heads, head_dim)
+    pools[:, block] = randn(2, block_size, kv_heads, head_dim, dtype=FP32)
+    tables = torch.tensor([[block]], dtype=torch.int32)
+    small = Paged(
+        pools[0, block:], pools[1, block:], torch.zeros_like(tables),
+        torch.zeros(1, dtype=torch.int32), torch.tensor([9], dtype=torch.int32), [],
+    )  # fmt: skip
+    large = Paged(pools[0], pools[1], tables, small.rows, small.context_lens, [])
+    q = randn(2, 3, head_dim, dtype=FP32)
+    assert torch.equal(checks.decode(OPS, q[:1], large), checks.decode(OPS, q[:1], small))
+    assert torch.equal(checks.prefill(OPS, q, large, [2]), checks.prefill(OPS, q, small, [2]))

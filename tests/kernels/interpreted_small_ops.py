@@ -1,0 +1,103 @@
+"""The other Triton kernels in Triton's interpreter; run by test_interpreted_kernels.py."""
+
+import pytest
+import torch
+
+import kernels
+from kernels import noise, reference
+from kernels.linear import gemv, pack_weight
+from kernels.sample import STRETCH
+from tests.kernels import checks
+from tests.kernels.cases import GUARD, error, randn
+
+OPS = kernels.ops("cpu", "triton")
+FP32 = torch.float32
+
+
+@pytest.mark.parametrize("width", [16, 48, 576])
+def test_norms_equal_the_oracle(width: int) -> None:
+    checks.check_norms(OPS, FP32, "cpu", 3, width)
+
+
+@pytest.mark.parametrize("width", [8, 200, 1030])
+def test_the_activation_equals_the_oracle(width: int) -> None:
+    checks.check_silu(OPS, FP32, "cpu", 3, width)
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize(("n", "k"), [(5, 33), (3, 1024), (4, 1536)])
+def test_the_skinny_product_equals_the_oracle(n: int, k: int, bias: bool) -> None:
+    x, weight = randn(1, k, dtype=FP32), randn(n, k, dtype=FP32, seed=2)
+    offset = 10 * randn(n, dtype=FP32, seed=3) if bias else None
+    expected = reference.linear(x, reference.pack_weight(weight), offset)
+    assert error(gemv(x, pack_weight(weight), offset), expected) < 1e-5
+
+
+@pytest.mark.parametrize("head_dim", [16, 80, 128])
+@pytest.mark.parametrize("block_size", [1, 8, 24])
+def test_rope_writes_its_slots_and_nothing_else(head_dim: int, block_size: int) -> None:
+    checks.check_rope(OPS, FP32, "cpu", 4, 2, head_dim, block_size, [31, 0, 8, 9, 15])
+
+
+def test_padded_tokens_write_the_scratch_slot_alone() -> None:
+    pools = torch.full((2, 4, 8, 1, 16), GUARD)
+    qkv = randn(3, 3 * 16, dtype=FP32)
+    slots = torch.tensor([17, 0, 0])
+    positions = torch.zeros(3, dtype=torch.int32)
+    cos_sin = torch.cat((torch.ones(1, 8), torch.zeros(1, 8)), dim=-1)
+    OPS.rope_and_write_kv(qkv, positions, cos_sin, slots, pools[0], pools[1], 1)
+    flat = pools.view(2, 32, 16)
+    assert torch.equal(flat[:, 17], qkv.view(3, 3, 16)[0, 1:])
+    untouched = [slot for slot in range(32) if slot not in (0, 17)]
+    assert bool((flat[:, untouched] == GUARD).all())
+
+
+def test_slots_whose_offset_passes_31_bits_are_written() -> None:
+    block_size, kv_heads, head_dim = 16, 3, 64
+    block = 2**31 // (block_size * kv_heads * head_dim) + 7
+    # Lazily allocated: only the pages written are ever touched.
+    pools = torch.empty(2, block + 1, block_size, kv_heads, head_dim)
+    qkv = randn(1, 7 * head_dim, dtype=FP32)
+    cos_sin = torch.cat((torch.ones(1, 32), torch.zeros(1, 32)), dim=-1)
+    slot = torch.tensor([block * block_size + 3])
+    zero = torch.zeros(1, dtype=torch.int32)
+    OPS.rope_and_write_kv(qkv, zero, cos_sin, slot, pools[0], pools[1], 1)
+    assert torch.equal(pools[0, block, 3], qkv.view(7, head_dim)[1:4])
+    assert torch.equal(pools[1, block, 3], qkv.view(7, head_dim)[4:])
+
+
+@pytest.mark.parametrize("vocab", [7, STRETCH, 2 * STRETCH + 5])
+def test_sampled_ids_equal_the_oracles(vocab: int) -> None:
+    checks.check_sample(OPS, FP32, "cpu", 8, vocab)
+
+
+def test_ties_take_the_lowest_id_and_non_finite_rows_are_flagged() -> None:
+    checks.check_ties_and_flags(OPS, "cpu")
+
+
+def test_a_tie_across_stretches_takes_the_lowest_id() -> None:
+    logits = torch.zeros(1, 2 * STRETCH)
+    logits[0, STRETCH - 1] = logits[0, STRETCH + 1] = 3.0
+    zero = torch.zeros(1)
+    ids, _ = OPS.sample(logits, zero, zero.long(), zero.int())
+    assert ids.tolist() == [STRETCH - 1]
+
+
+def test_a_nan_in_a_losing_stretch_flags_the_row() -> None:
+    logits = torch.zeros(2, 2 * STRETCH)
+    logits[0, 5] = 9.0
+    logits[0, -1] = float("nan")
+    cold = torch.tensor([0.0, 0.0])
+    ids, flags = OPS.sample(logits, cold, cold.long(), cold.int())
+    assert (ids.tolist(), flags.tolist()) == ([0, 0], [True, False])
+
+
+def test_no_tokens_launch_nothing() -> None:
+    assert OPS.rms_norm(torch.ones(0, 8), torch.ones(8), 1e-5).shape == (0, 8)
+    assert OPS.silu_and_mul(torch.ones(0, 8)).shape == (0, 4)
+    assert OPS.sample(torch.ones(0, 8), torch.ones(0), torch.ones(0), torch.ones(0))[0].numel() == 0
+
+
+def test_the_noise_covers_what_the_cpu_face_leaves_out() -> None:
+    # The token 19 below the top wins only by noise, if at all; the one 21 below never can.
+    assert noise.NOISE_SPREAD > 16.64 + 2.82

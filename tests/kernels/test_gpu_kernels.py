@@ -1,0 +1,144 @@
+"""The Triton face on a GPU, at the shapes of Llama-3.2-1B (32, 8, 64) and Llama-3.1-8B (32, 8, 128)."""
+
+import pytest
+import torch
+
+import kernels
+from tests.kernels import checks
+from tests.kernels.cases import Paged, randn
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+BF16 = torch.bfloat16
+CONTEXTS = [1, 2, 15, 16, 17, 255, 256, 257, 900, 4097]
+QUERIES = [1, 2, 15, 1, 17, 255, 100, 257, 33, 17]
+
+
+@pytest.fixture(scope="module")
+def ops() -> kernels.Ops:
+    return kernels.ops("cuda")
+
+
+@BOTH
+@pytest.mark.parametrize("tokens", [1, 67])
+def test_norms_and_activation_equal_the_oracle(
+    ops: kernels.Ops, tokens: int, dtype: torch.dtype
+) -> None:
+    for width in (576, 2048, 4096):
+        checks.check_norms(ops, dtype, "cuda", tokens, width)
+    for width in (1536, 8192, 14336):
+        checks.check_silu(ops, dtype, "cuda", tokens, width)
+
+
+@BOTH
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("rows", [1, 2, 33])
+def test_linear_equals_the_oracle(
+    ops: kernels.Ops, rows: int, bias: bool, dtype: torch.dtype
+) -> None:
+    for n, k in ((3072, 2048), (2048, 8192), (576, 1536), (1001, 100)):
+        checks.check_linear(ops, dtype, "cuda", rows, n, k, bias)
+
+
+@BOTH
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_rope_writes_its_slots_and_nothing_else(
+    ops: kernels.Ops, head_dim: int, dtype: torch.dtype
+) -> None:
+    checks.check_rope(ops, dtype, "cuda", 32, 8, head_dim, 16, [31, 0, 8, 9, 15, 777, 778])
+
+
+@BOTH
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_attention_equals_the_oracle(ops: kernels.Ops, head_dim: int, dtype: torch.dtype) -> None:
+    checks.check_attention(ops, dtype, "cuda", CONTEXTS, QUERIES, (32, 8), head_dim, 16)
+
+
+@pytest.mark.parametrize("head_dim", [16, 32, 80, 96, 256])
+def test_attention_equals_the_oracle_at_every_head_dim(ops: kernels.Ops, head_dim: int) -> None:
+    checks.check_attention(ops, BF16, "cuda", [1, 33, 300], [1, 17, 130], (9, 3), head_dim, 16)
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 24, 32, 64])
+def test_attention_equals_the_oracle_at_every_block_size(ops: kernels.Ops, block_size: int) -> None:
+    contexts = [block_size, block_size + 1, 300]
+    checks.check_attention(ops, BF16, "cuda", contexts, [1, 2, 130], (8, 2), 64, block_size)
+
+
+@BOTH
+def test_attention_over_one_position_is_its_value(ops: kernels.Ops, dtype: torch.dtype) -> None:
+    checks.check_context_of_one(ops, dtype, "cuda", 64)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_decode_does_not_depend_on_its_neighbours(ops: kernels.Ops, head_dim: int) -> None:
+    checks.check_row_alone(ops, BF16, "cuda", [1, 64, 255, 256, 257, 900, 4097], head_dim)
+
+
+def test_a_prompt_in_chunks_equals_it_whole(ops: kernels.Ops) -> None:
+    checks.check_chunks(ops, BF16, "cuda", 700, [1, 17, 64, 65, 200, 512], 64)
+
+
+@BOTH
+def test_sampled_ids_equal_the_oracles(ops: kernels.Ops, dtype: torch.dtype) -> None:
+    checks.check_sample(ops, dtype, "cuda", 16, 128_256)
+
+
+def test_ties_take_the_lowest_id_and_non_finite_rows_are_flagged(ops: kernels.Ops) -> None:
+    checks.check_ties_and_flags(ops, "cuda")
+
+
+def test_draws_follow_the_exact_distribution(ops: kernels.Ops) -> None:
+    draws = 20_000
+    checks.check_distribution(ops, "cuda", 0.7, torch.full((draws,), 42), torch.arange(draws))
+    checks.check_distribution(ops, "cuda", 1.3, torch.arange(draws) << 33, torch.full((draws,), 9))
+
+
+def test_a_pool_of_more_than_31_bits_of_elements_is_written_and_read(ops: kernels.Ops) -> None:
+    block_size, kv_heads, head_dim = 16, 8, 128
+    blocks = 2**31 // (block_size * kv_heads * head_dim) + 9
+    shape = (blocks, block_size, kv_heads, head_dim)
+    pools = [torch.full(shape, float("nan"), dtype=BF16, device="cuda") for _ in range(2)]
+    assert pools[0].numel() > 2**31
+    tokens, last = 20, blocks - 1
+    slots = torch.arange(tokens, device="cuda") + (blocks - 2) * block_size
+    qkv = randn(tokens, 48 * head_dim, dtype=BF16, device="cuda")
+    positions = torch.arange(tokens, dtype=torch.int32, device="cuda")
+    angles = torch.rand(tokens, head_dim // 2, device="cuda")
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    q = ops.rope_and_write_kv(qkv, positions, cos_sin, slots, *pools, 32)
+    small_pools = [torch.full_like(pool[:2], float("nan")) for pool in pools]
+    small_slots = torch.arange(tokens, device="cuda")
+    ops.rope_and_write_kv(qkv, positions, cos_sin, small_slots, *small_pools, 32)
+    outputs = []
+    for k_pool, v_pool, table in ((*pools, [last - 1, last]), (*small_pools, [0, 1])):
+        case = Paged(
+            k_pool, v_pool, torch.tensor([table], dtype=torch.int32, device="cuda"),
+            torch.zeros(1, dtype=torch.int32, device="cuda"),
+            torch.tensor([tokens], dtype=torch.int32, device="cuda"), [],
+        )  # fmt: skip
+        outputs += [(checks.decode(ops, q[-1:], case), checks.prefill(ops, q, case, [tokens]))]
+    for large, small in zip(*outputs, strict=True):
+        assert large.isfinite().all()
+        assert torch.equal(large, small)
+    assert pools[0][:-2].isnan().all()
+
+
+def test_ops_can_be_captured_in_a_graph_and_replayed(ops: kernels.Ops) -> None:
+    case = checks.paged([300, 17, 1], 8, 64, 16, BF16, "cuda")
+    q = randn(3, 32, 64, dtype=BF16, device="cuda")
+    expected = checks.decode(ops, q, case)
+    still = q.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = ops.paged_attention_decode(
+            still, case.k_pool, case.v_pool, case.block_tables, case.rows, case.context_lens,
+            0.125, max_context_len=4096,
+        )  # fmt: skip
+    still.copy_(q)
+    out.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(out, expected)

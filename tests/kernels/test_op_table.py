@@ -1,0 +1,54 @@
+import subprocess
+import sys
+
+import pytest
+
+import kernels
+
+
+def test_auto_is_the_cpu_face_on_a_cpu() -> None:
+    assert kernels.ops("cpu").face == "cpu"
+    assert kernels.ops("cpu", "reference").face == "reference"
+
+
+def test_a_cpu_does_not_import_triton() -> None:
+    code = "import sys, kernels; kernels.ops('cpu'); sys.exit('triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("device", "face", "message"),
+    [
+        ("cpu", "fast", "face 'fast' is not one of"),
+        ("meta", "auto", "device meta is not supported: use cpu or cuda"),
+        ("cuda", "cpu", "face 'cpu' does not run on cuda"),
+        ("cpu", "triton", "face 'triton' needs a GPU"),
+    ],
+)
+def test_what_cannot_run_is_refused(device: str, face: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kernels.ops(device, face)
+
+
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("block_size", [1, 8, 16, 24, 32, 64])
+def test_the_promised_shapes_are_supported_on_every_face(head_dim: int, block_size: int) -> None:
+    for face in ("reference", "cpu", "triton"):
+        kernels.check_supported(head_dim, block_size, face)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "block_size", "face", "message"),
+    [
+        (40, 16, "triton", r"head_dim 40 is not one of \(16, 32, 64, 80, 96, 128, 256\)"),
+        (64, 48, "triton", r"block_size 48 is not one of \(1, 8, 16, 24, 32, 64\)"),
+        (33, 16, "cpu", "head_dim 33 is not an even number from 2 to 512"),
+        (514, 16, "cpu", "head_dim 514 is not an even number from 2 to 512"),
+        (64, 0, "cpu", "block_size 0 is not from 1 to 1024"),
+    ],
+)
+def test_other_shapes_are_refused_with_the_allowed_values(
+    head_dim: int, block_size: int, face: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        kernels.check_supported(head_dim, block_size, face)

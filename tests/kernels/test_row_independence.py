@@ -1,0 +1,125 @@
+"""Bit for bit on the CPU: a row's result does not depend on the batch, nor on how it was chunked."""
+
+import pytest
+import torch
+
+import kernels
+from kernels import cpu_attention, cpu_linear
+from tests.kernels import checks
+from tests.kernels.cases import Paged, paged, randn
+
+OPS = kernels.ops("cpu", "cpu")
+BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+COUNTS = [*range(1, 35), 40, 63, 64, 65, 96, 100, 127, 128, 129, 200, 256, 300, 512, 513, 700]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("n", "k"), [(960, 576), (576, 576), (3072, 576), (576, 1536), (96, 32), (12000, 64)]
+)
+def test_a_row_of_a_matrix_product_does_not_depend_on_the_row_count(
+    n: int, k: int, dtype: torch.dtype
+) -> None:
+    # Products that cancel in pairs: the result is all rounding, and any other order shows.
+    x = randn(700, k // 2, dtype=dtype).repeat_interleave(2, dim=1)
+    x[:, ::2] *= -1
+    weight = OPS.pack_weight(randn(n, k // 2, dtype=dtype, seed=2).repeat_interleave(2, dim=1))
+    whole = OPS.linear(x, weight)
+    for count in COUNTS:
+        assert torch.equal(OPS.linear(x[:count], weight), whole[:count]), count
+        assert torch.equal(OPS.linear(x[-count:], weight), whole[-count:]), count
+
+
+def test_a_row_count_that_disagrees_is_padded_or_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed = {4, 32, 64}
+    monkeypatch.setattr(cpu_linear, "_agrees", lambda _shape, rows: rows in allowed)
+    pieces = cpu_linear._pieces.__wrapped__
+    monkeypatch.setattr(cpu_linear, "_pieces", pieces)
+    shape = (1, 1, torch.float32, False, 1)
+    assert pieces(shape, 1) == (4,)
+    assert pieces(shape, 5) == (32,)
+    assert pieces(shape, 32) == (32,)
+    assert pieces(shape, 100) == (64, 32, 4)
+    assert pieces(shape, 1000) == (64,) * 15 + (32, 32)
+    x, weight = randn(100, 48, dtype=torch.float32), torch.randn(7, 48)
+    packed = OPS.pack_weight(weight)
+    torch.testing.assert_close(OPS.linear(x, packed), x @ weight.T)
+    torch.testing.assert_close(OPS.linear(x[:1], packed), x[:1] @ weight.T)
+
+
+@BOTH
+@pytest.mark.parametrize("bias", [True])
+def test_a_row_of_a_product_with_bias_does_not_depend_on_the_row_count(
+    dtype: torch.dtype, bias: bool
+) -> None:
+    x, offset = randn(64, 96, dtype=dtype), randn(160, dtype=dtype, seed=3)
+    weight = OPS.pack_weight(randn(160, 96, dtype=dtype, seed=2))
+    whole = OPS.linear(x, weight, offset if bias else None)
+    for count in range(1, 64):
+        assert torch.equal(OPS.linear(x[:count], weight, offset), whole[:count]), count
+
+
+@BOTH
+def test_a_row_of_the_small_ops_does_not_depend_on_the_row_count(dtype: torch.dtype) -> None:
+    x, weight = randn(130, 576, dtype=dtype), randn(576, dtype=dtype, seed=2)
+    cos_sin = randn(200, 64, dtype=torch.float32)
+    positions = torch.arange(130, dtype=torch.int32)
+    pools = torch.zeros(2, 10, 16, 3, 64, dtype=dtype)
+    slots = torch.arange(130)
+
+    def run(count: int) -> list[torch.Tensor]:
+        pools.zero_()
+        q = OPS.rope_and_write_kv(
+            x[:count], positions[:count], cos_sin, slots[:count], pools[0], pools[1], 3
+        )
+        kept = pools.view(2, 160, 3, 64)[:, :count].transpose(0, 1).clone()
+        normed = OPS.add_rms_norm(x[:count], x[:count], weight, 1e-5)
+        return [q, kept, *normed, OPS.silu_and_mul(x[:count])]
+
+    whole = run(130)
+    for count in (1, 2, 3, 7, 16, 33, 64, 129):
+        for part, all_rows in zip(run(count), whole, strict=True):
+            assert torch.equal(part, all_rows[:count]), count
+
+
+@BOTH
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
+def test_a_decode_does_not_depend_on_its_neighbours(head_dim: int, dtype: torch.dtype) -> None:
+    checks.check_row_alone(OPS, dtype, "cpu", [1, 5, 64, 64, 65, 70, 300, 700, 1100], head_dim)
+
+
+@BOTH
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+def test_a_prompt_in_chunks_equals_it_whole(head_dim: int, dtype: torch.dtype) -> None:
+    cuts = [1, 3, 20, 63, 64, 65, 128, 129, 193, 257, 300]
+    checks.check_chunks(OPS, dtype, "cpu", 350, cuts, head_dim)
+
+
+@BOTH
+@pytest.mark.parametrize("heads", [1, 2, 8])
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+def test_a_decode_equals_the_same_position_in_a_prompt(
+    head_dim: int, heads: int, dtype: torch.dtype
+) -> None:
+    length = 1100
+    case = paged([length], 1, head_dim, 16, dtype)
+    q = randn(length, heads, head_dim, dtype=dtype)
+    whole = checks.prefill(OPS, q, case, [length])
+    for position in (0, 1, 30, 63, 64, 127, 128, 200, 512, 513, 1023, 1024, 1099):
+        lens = torch.tensor([position + 1], dtype=torch.int32)
+        alone = Paged(case.k_pool, case.v_pool, case.block_tables, case.rows, lens, [])
+        here = slice(position, position + 1)
+        assert torch.equal(checks.decode(OPS, q[here], alone), whole[here]), position
+
+
+def test_padded_lengths_waste_at_most_an_eighth_beyond_the_first_steps() -> None:
+    previous = 0
+    for length in range(1, 40_000):
+        padded = cpu_attention.padded_length(length)
+        assert padded >= max(length, previous)
+        assert padded - length < max(64, length / 8)
+        assert cpu_attention.padded_length(padded) == padded
+        previous = padded
+    assert [cpu_attention.padded_length(n) for n in (1, 64, 65, 512, 1024, 1025, 2049)] == [
+        64, 64, 128, 512, 1024, 1152, 2304,
+    ]  # fmt: skip
