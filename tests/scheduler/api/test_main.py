@@ -1,0 +1,167 @@
+"""The process: flags, start without a worker, signals, exit status."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from nanoserve.v1 import inference_pb2, inference_pb2_grpc
+from scheduler.__main__ import parser
+from scheduler.api.model_folder import ModelFolder
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Process:
+    """A scheduler whose worker is never there."""
+
+    def __init__(self, *flags: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "protos")}
+        command = [sys.executable, "-m", "scheduler", "--worker", "127.0.0.1:1", *flags]
+        self.popen = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+        )
+        self.log = ""
+
+    def wait_for(self, pattern: str, seconds: float = 20) -> str:
+        deadline = time.monotonic() + seconds
+        while not (match := re.search(pattern, self.log)):
+            left = deadline - time.monotonic()
+            ready, _, _ = select.select([self.popen.stderr], [], [], max(0, left))
+            text = os.read(self.popen.stderr.fileno(), 65536).decode() if ready else ""
+            assert text, f"no {pattern!r} in: {self.log}"
+            self.log += text
+        return match[1] if match.groups() else match[0]
+
+    def exit_status(self, seconds: float = 10) -> int:
+        self.log += self.popen.communicate(timeout=seconds)[1]
+        return self.popen.returncode
+
+
+@pytest.fixture
+def start() -> Iterator:
+    started: list[Process] = []
+
+    def run(*flags: str) -> Process:
+        started.append(Process(*flags))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.popen.kill()
+        process.popen.wait()
+
+
+@pytest.fixture
+def model(smollm2_folder: Path) -> tuple[str, ...]:
+    return ("--model", str(smollm2_folder), "--listen", "127.0.0.1:0")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_without_a_worker_it_stays_up_says_so_and_drains(start, model, number):
+    process = start(*model)
+    address = process.wait_for(r"listening on (127\.0\.0\.1:\d+)")
+    with grpc.insecure_channel(address) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as raised:
+            list(stub.Generate(inference_pb2.GenerateRequest(text="x"), timeout=5))
+        assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert "waits for" in raised.value.details()
+        status = stub.GetStatus(inference_pb2.GetStatusRequest(), timeout=5)
+        assert (status.ready, status.model) == (False, "SmolLM2-135M-Instruct")
+    process.popen.send_signal(number)
+    assert process.exit_status() == 0
+    assert "draining" in process.log
+    assert "Traceback" not in process.log
+
+
+def test_a_signal_before_it_serves_ends_it_too(start, model):
+    process = start(*model)
+    time.sleep(0.15)  # it is importing
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.exit_status() in (0, -signal.SIGTERM)
+
+
+def test_as_process_1_it_ends_on_sigterm(start, model):
+    if subprocess.run(["unshare", "--fork", "--pid", "true"], check=False).returncode:
+        pytest.skip("this user may not make process namespaces")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "protos")}
+    command = ["unshare", "--fork", "--pid", "--kill-child", sys.executable, "-m", "scheduler"]
+    popen = subprocess.Popen(
+        [*command, "--worker", "127.0.0.1:1", *model],
+        cwd=ROOT,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for line in popen.stderr:
+        if "listening on" in line:
+            break
+    children = Path(f"/proc/{popen.pid}/task/{popen.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGTERM)
+    popen.communicate(timeout=10)
+    assert popen.returncode == 0
+
+
+def test_a_port_in_use_is_an_error_with_a_status(start, model):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        process = start(*model[:2], "--listen", f"127.0.0.1:{port}")
+        assert process.exit_status() == 1
+    assert f"cannot start: --listen 127.0.0.1:{port}: cannot be bound" in process.log
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "message"),
+    [
+        ([], 2, "give --model DIR, or --no-tokenizer"),
+        (["--max-queue", "x"], 2, "--max-queue"),
+        (["--model", "nowhere"], 1, "cannot start: --model nowhere: no such folder"),
+        (["--no-tokenizer", "--listen", "0.0.0.0:1"], 1, "cannot start: --listen 0.0.0.0:1"),
+        (["--no-tokenizer", "--worker", "10.0.0.1:1"], 1, "cannot start: --worker 10.0.0.1:1"),
+        (["--no-tokenizer", "--max-queue", "-1"], 1, "cannot start: max_queue is -1"),
+        (["--no-tokenizer", "--drain-timeout", "nan"], 1, "cannot start: --drain-timeout nan"),
+    ],
+)
+def test_wrong_flags_are_an_error_that_says_what_to_do(start, flags, status, message):
+    process = start(*flags)
+    assert process.exit_status() == status
+    assert message in process.log
+    assert "Traceback" not in process.log
+
+
+def test_every_flag_has_help_with_its_default():
+    text = parser().format_help()
+    for flag in ("--model", "--worker", "--listen", "--pipeline-depth", "--audit"):
+        assert flag in text
+    for action in parser()._actions:
+        assert action.help, action.option_strings
+    for default in ("127.0.0.1:50051", "127.0.0.1:50052", "30.0", "3600.0", "1024"):
+        assert f"(default: {default})" in " ".join(text.split())
+
+
+def test_it_imports_neither_torch_nor_transformers():
+    code = (
+        "import sys, scheduler.run\n"
+        "heavy = {'torch', 'transformers', 'worker', 'kernels'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "protos")}
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)
+
+
+def test_the_fingerprint_rule_is_the_workers(smollm2_folder):
+    """Two copies of one rule, since the scheduler never imports the worker."""
+    fingerprint = pytest.importorskip("worker.model.fingerprint").fingerprint
+    assert ModelFolder.read(smollm2_folder).fingerprint == fingerprint(smollm2_folder)
