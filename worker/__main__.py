@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from worker.stop_signals import StopSignals
 
@@ -106,7 +106,7 @@ def _ids(text: str) -> frozenset[int]:
     return frozenset(int(part) for part in text.split(",") if part)
 
 
-def main() -> int:
+def main() -> NoReturn:
     signals = StopSignals()
     options = parse()
     # After the handlers are in place: these take a while.
@@ -124,9 +124,9 @@ def main() -> int:
         )
     except ValueError as error:
         print(f"python -m worker: {error}", file=sys.stderr)
-        return 2
-    return run(signals, process, lambda: make_executor(options))
+        sys.exit(2)
+    run(signals, process, lambda: make_executor(options))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

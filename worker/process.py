@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 from worker.address import ListenAddress
 from worker.executor import Executor
@@ -44,16 +45,16 @@ class ProcessOptions:
 
 def run(
     signals: StopSignals, options: ProcessOptions, make_executor: Callable[[], Executor]
-) -> int:
-    """Loads, serves until a signal comes, drains. Returns the exit code.
+) -> NoReturn:
+    """Loads, serves until a signal comes, drains and exits: with 0 after a signal, with 1 if
+    it cannot start.
 
     The main thread only waits, so that a signal is heard at once while another thread loads.
     """
     try:
         options.listen.check_free()
     except OSError as error:
-        log.error("cannot start: %s", error)
-        return 1
+        exit_on_fatal(StartError(str(error)))
     loop = StepLoop(make_executor, on_ready=signals.events.put, on_fatal=exit_on_fatal)
     loop.start()
     geometry = signals.events.get()
@@ -65,17 +66,16 @@ def run(
     try:
         address = server.start()
     except OSError as error:
-        log.error("cannot start: %s", error)
-        return 1
+        exit_on_fatal(StartError(str(error)))
     log.info("listening on %s", address)
     came = signals.events.get()
     log.info("%s: draining for at most %g s", came.name, options.drain_timeout)
     server.drain(options.drain_timeout)
     log.info("stopped")
-    return 0
+    _exit(0)  # not by returning, which waits for a handler that waits for a stuck device
 
 
-def exit_on_fatal(error: BaseException) -> None:
+def exit_on_fatal(error: BaseException) -> NoReturn:
     """Ends the process with code 1: what is left of it could only answer wrongly."""
     if isinstance(error, StartError):
         log.error("cannot start: %s", error)
@@ -84,7 +84,7 @@ def exit_on_fatal(error: BaseException) -> None:
     _exit(1)
 
 
-def _exit(code: int) -> None:
+def _exit(code: int) -> NoReturn:
     """Leaves without waiting for threads, which may be in the middle of a load."""
     with contextlib.suppress(Exception):
         logging.shutdown()

@@ -28,7 +28,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         # Held over a change of epoch, incarnation or stream, so that they change as one.
         self._lock = threading.Lock()
         self._stream: StepStream | None = None
-        self._draining = False
+        self.draining = False
 
     def Connect(
         self, request: worker_pb2.ConnectRequest, context: grpc.ServicerContext
@@ -93,7 +93,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
     def drain(self) -> None:
         """Refuses new calls of Connect and Execute; the open stream goes on."""
-        self._draining = True
+        self.draining = True
 
     def idle_seconds(self) -> float:
         """How long the open stream has asked for nothing; infinite without one."""
@@ -116,7 +116,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 self._stream = None
 
     def _refuse_if_draining(self, context: grpc.ServicerContext) -> None:
-        if self._draining:
+        if self.draining:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the worker is shutting down")
 
 

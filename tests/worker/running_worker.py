@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import grpc
-from nanoserve.v1 import worker_pb2, worker_pb2_grpc
 
+from nanoserve.v1 import worker_pb2, worker_pb2_grpc
 from worker.address import ListenAddress
 from worker.executor import Executor
 from worker.geometry import Geometry
@@ -50,7 +51,8 @@ class RunningWorker:
     session: Session
     service: WorkerService
     server: WorkerServer
-    fatal: list[BaseException] = field(default_factory=list)
+    fatal: list[BaseException]
+    failed: threading.Event  # set once `fatal` has an error
 
     @contextmanager
     def stub(self) -> Iterator[worker_pb2_grpc.WorkerServiceStub]:
@@ -73,14 +75,20 @@ def running_worker(
     made = executor or SimulatedExecutor(small_geometry(**geometry), options)
     ready: queue.SimpleQueue[Geometry] = queue.SimpleQueue()
     fatal: list[BaseException] = []
-    loop = StepLoop(lambda: made, ready.put, fatal.append)
+    failed = threading.Event()
+
+    def fail(error: BaseException) -> None:
+        fatal.append(error)
+        failed.set()
+
+    loop = StepLoop(lambda: made, ready.put, fail)
     loop.start()
     session = Session(ready.get(timeout=60), check_slots=check_slots)
     service = WorkerService(session, loop)
     server = WorkerServer(service, ListenAddress(address))
     bound = server.start()
     try:
-        yield RunningWorker(bound, made, session, service, server, fatal)
+        yield RunningWorker(bound, made, session, service, server, fatal, failed)
     finally:
         server.stop()
         loop.stop()

@@ -1,0 +1,80 @@
+"""A worker as a process of its own, for tests of start, signals and exit codes."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+class WorkerProcess:
+    """`python -m worker FLAGS`, after `prefix`. What it logs is gathered by a thread."""
+
+    def __init__(self, *flags: str, prefix: Sequence[str] = ()) -> None:
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, "-m", "worker", *flags],
+            cwd=ROOT,
+            env={"PYTHONPATH": "protos", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._logged = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stderr or ():
+            with self._logged:
+                self.lines.append(line)
+                self._logged.notify_all()
+        with self._logged:
+            self._logged.notify_all()
+
+    def wait_for(self, pattern: str, timeout: float = 60.0) -> re.Match[str]:
+        """The first line that matches. Fails with the whole log if none comes."""
+        with self._logged:
+            self._logged.wait_for(lambda: self._find(pattern) or self._ended(), timeout)
+            found = self._find(pattern)
+        assert found, self.log
+        return found
+
+    def _find(self, pattern: str) -> re.Match[str] | None:
+        return next((m for line in self.lines if (m := re.search(pattern, line))), None)
+
+    def _ended(self) -> bool:
+        return not self._reader.is_alive() or self.process.poll() is not None
+
+    def address(self) -> str:
+        return self.wait_for(r"listening on (\S+)")[1]
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        code = self.process.wait(60)
+        self._reader.join(10)
+        return code
+
+    @property
+    def log(self) -> str:
+        return "".join(self.lines)
+
+
+@contextmanager
+def worker_process(*flags: str, prefix: Sequence[str] = ()) -> Iterator[WorkerProcess]:
+    """Kills the process at the end if the test did not end it."""
+    worker = WorkerProcess(*flags, prefix=prefix)
+    try:
+        yield worker
+    finally:
+        worker.process.kill()
+        worker.wait()
