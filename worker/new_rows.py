@@ -17,6 +17,9 @@ MIN_TEMPERATURE = np.float32(0.01)
 MAX_TEMPERATURE = np.float32(100)
 
 
+_NONE = np.zeros(0, np.int32)
+
+
 @dataclass(frozen=True, slots=True)
 class NewRow:
     """A checked NewRow of worker.proto."""
@@ -51,10 +54,12 @@ class NewRows:
         self.block_ids.append(row.block_ids)
 
     def flat(self, columns: list[np.ndarray]) -> np.ndarray:
-        return np.concatenate(columns) if columns else np.zeros(0, np.int32)
+        return np.concatenate(columns) if columns else _NONE
 
     def flat_rows(self, columns: list[np.ndarray]) -> np.ndarray:
         """int32: the row of each value of flat(columns)."""
+        if not columns:
+            return _NONE
         return np.repeat(np.array(self.rows, np.int32), [len(column) for column in columns])
 
     def flat_indices(self, columns: list[np.ndarray]) -> np.ndarray:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from worker.ledger import Ledger
 
 
+_NONE = np.zeros(0, np.int32)
+
+
 class StepChecks:
     """One step's checks. Every method raises StepRefused."""
 
@@ -28,12 +31,14 @@ class StepChecks:
         self._geometry = ledger.geometry
         self._columns = columns
         self._new = NewRows()
-        self._append_indices = np.zeros(0, np.int32)
+        self._append_indices = _NONE
         self.states = ledger.states.copy()
         self.new_request_ids: dict[int, str] = {}
 
     def free_rows(self) -> None:
         rows = self._columns.free_rows
+        if not len(rows):
+            return
         self._live_and_unique("free_rows", rows)
         self.states.live[rows] = False
 
@@ -155,6 +160,13 @@ class StepChecks:
 
     def checked(self, step_id: int) -> CheckedStep:
         columns, new = self._columns, self._new
+        block_rows, block_indices, block_ids = _NONE, self._append_indices, columns.table_blocks
+        if len(block_ids):
+            block_rows = np.repeat(columns.table_rows, columns.table_counts)
+        if new.rows:
+            block_rows = np.concatenate([new.flat_rows(new.block_ids), block_rows])
+            block_indices = np.concatenate([new.flat_indices(new.block_ids), block_indices])
+            block_ids = np.concatenate([new.flat(new.block_ids), block_ids])
         return CheckedStep(
             step_id=step_id,
             decode_steps=columns.decode_steps,
@@ -165,11 +177,9 @@ class StepChecks:
             token_rows=new.flat_rows(new.token_ids),
             token_positions=new.flat_indices(new.token_ids),
             token_ids=new.flat(new.token_ids),
-            block_rows=np.concatenate(
-                [new.flat_rows(new.block_ids), np.repeat(columns.table_rows, columns.table_counts)]
-            ),
-            block_indices=np.concatenate([new.flat_indices(new.block_ids), self._append_indices]),
-            block_ids=np.concatenate([new.flat(new.block_ids), columns.table_blocks]),
+            block_rows=block_rows,
+            block_indices=block_indices,
+            block_ids=block_ids,
             rows=columns.rows,
             query_lens=columns.query_lens,
             context_lens=columns.context_lens,
