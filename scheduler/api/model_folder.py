@@ -75,7 +75,7 @@ def _end_ids(path: Path, config: dict[str, Any]) -> frozenset[int]:
         if value is None:
             continue
         ids = value if isinstance(value, list) else [value]
-        if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
+        if not all(type(token_id) is int and 0 <= token_id < 2**31 for token_id in ids):
             raise ModelFolderError(
                 f"{path / name}: eos_token_id is {value!r}, not a token id or a list of them"
             )

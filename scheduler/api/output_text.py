@@ -73,9 +73,14 @@ class OutputText:
     def _search(self, text: str, searched: str, num_hidden: int) -> str | None:
         """Adds `text`. The last `num_hidden` characters of `searched` are not shown."""
         assert self._stops is not None
+        match = self._stops.push(searched)
+        if match is None and not self._stops.held:
+            self._ready.append(self._held + text)
+            self._held = ""
+            self._hidden.clear()
+            return None
         num_shown = max(0, len(searched) - num_hidden)
         hidden = self._hidden + [False] * num_shown + [True] * (len(searched) - num_shown)
-        match = self._stops.push(searched)
         if match is None:
             begin = len(hidden) - self._stops.held
         else:

@@ -102,7 +102,7 @@ class ApiServer:
         self._call_soon(lambda: self._service.deliver(batch))
 
     def status_changed(self, status: EngineStatus) -> None:
-        log.info("ready" if status.ready else f"not ready: waiting for {status.reason}")
+        log.info("ready" if status.ready else f"not ready: {status.reason}")
         self._call_soon(self._health.refresh)
 
     def _call_soon(self, callback: Callable[[], None]) -> None:

@@ -172,7 +172,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
             raise CallError(FailureKind.UNAVAILABLE, "the server is draining; use another one")
         status = self._engine.status()
         if status.limits is None:
-            message = f"the server is not ready: it waits for {status.reason}"
+            message = f"the server is not ready: {status.reason}"
             raise CallError(FailureKind.UNAVAILABLE, message)
         return status.limits
 

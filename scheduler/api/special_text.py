@@ -61,12 +61,8 @@ class SpecialText:
             model["vocab"] = [[self._names.get(k, k), v] for k, v in model["vocab"]]
         if isinstance(model.get("unk_token"), str):
             model["unk_token"] = self._names.get(model["unk_token"], model["unk_token"])
-        # A merge that makes a special token has no result any more.
-        model["merges"] = [
-            merge
-            for merge in model.get("merges") or ()
-            if "".join(merge.split(" ") if isinstance(merge, str) else merge) not in self._names
-        ]
+        if "merges" in model:  # one that makes a special token has no result any more
+            model["merges"] = [pair for pair in model["merges"] if _merged(pair) not in self._names]
         definition["post_processor"] = None  # encodes what the template wrote, adds nothing
         return Tokenizer.from_str(json.dumps(definition))
 
@@ -90,3 +86,8 @@ class SpecialText:
                 if text[max(0, end - length) : end] in self._beginnings:
                     starts.add(max(0, end - length))
         return starts
+
+
+def _merged(pair: str | list[str]) -> str:
+    """tokenizer.json writes a merge as two texts, older ones with a space between."""
+    return "".join(pair.split(" ") if isinstance(pair, str) else pair)

@@ -25,6 +25,7 @@ class StopStrings:
         for string in strings:
             self._add(string)
         self._link_suffixes()
+        self._first = frozenset(self._next[0])
 
     @property
     def held(self) -> int:
@@ -35,6 +36,8 @@ class StopStrings:
         """The stop string that ends in `text`, and after how many of its characters;
         None if none does yet."""
         state, following, suffix = self._state, self._next, self._suffix
+        if not state and self._first.isdisjoint(text):
+            return None
         for position, character in enumerate(text, 1):
             while character not in following[state] and state:
                 state = suffix[state]

@@ -56,7 +56,13 @@ class Tokenizer:
         if self.chat_template is None:
             raise ChatTemplateError("the model has no chat template: send text or token_ids")
         guarded = [
-            {key: self._special_text.guard(text) for key, text in message.items()}
+            {
+                # Templates compare roles, and may put special tokens together from them.
+                key: text
+                if key == "role" and text.isidentifier()
+                else self._special_text.guard(text)
+                for key, text in message.items()
+            }
             for message in messages
         ]
         rendered = self.chat_template.render(guarded)

@@ -89,7 +89,7 @@ class ScriptedEngine:
     def status(self) -> EngineStatus:
         return EngineStatus(
             ready=self._ready,
-            reason="" if self._ready else "the first connection to the worker",
+            reason="" if self._ready else "no worker has connected yet",
             limits=self.limits,
             worker_incarnation=7,
             worker_device="simulated",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -10,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import grpc
@@ -23,14 +24,20 @@ from scheduler.api.model_folder import ModelFolder
 ROOT = Path(__file__).resolve().parents[3]
 
 
-class Process:
-    """A scheduler whose worker is never there."""
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "protos")}
+WITHOUT_WORKER = ("-m", "scheduler", "--worker", "127.0.0.1:1")
 
-    def __init__(self, *flags: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "protos")}
-        command = [sys.executable, "-m", "scheduler", "--worker", "127.0.0.1:1", *flags]
+
+class Process:
+    """A Python process with its log."""
+
+    def __init__(self, *arguments: str) -> None:
         self.popen = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            env=ENVIRONMENT,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         self.log = ""
 
@@ -53,8 +60,8 @@ class Process:
 def start() -> Iterator:
     started: list[Process] = []
 
-    def run(*flags: str) -> Process:
-        started.append(Process(*flags))
+    def run(*flags: str, program: Sequence[str] = WITHOUT_WORKER) -> Process:
+        started.append(Process(*program, *flags))
         return started[-1]
 
     yield run
@@ -77,13 +84,59 @@ def test_without_a_worker_it_stays_up_says_so_and_drains(start, model, number):
         with pytest.raises(grpc.RpcError) as raised:
             list(stub.Generate(inference_pb2.GenerateRequest(text="x"), timeout=5))
         assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
-        assert "waits for" in raised.value.details()
+        assert raised.value.details().startswith("the server is not ready: ")
         status = stub.GetStatus(inference_pb2.GetStatusRequest(), timeout=5)
         assert (status.ready, status.model) == (False, "SmolLM2-135M-Instruct")
     process.popen.send_signal(number)
     assert process.exit_status() == 0
     assert "draining" in process.log
     assert "Traceback" not in process.log
+
+
+# Serves a scripted engine whose only request takes longer than the test.
+SERVING = """
+import asyncio, logging
+from scheduler.api.server import ServerConfig, serve
+from scheduler.api.service import ServedModel
+from tests.scheduler.api.scripted_engine import ScriptedEngine
+logging.basicConfig(level="INFO")
+engine = ScriptedEngine([5] * {tokens}, step_seconds=0.01)
+config = ServerConfig(listen="127.0.0.1:0", drain_timeout=60)
+asyncio.run(serve(config, ServedModel("tiny", None, frozenset()), engine))
+"""
+
+
+def running_call(process: Process, channels: contextlib.ExitStack) -> Iterator:
+    address = process.wait_for(r"listening on (127\.0\.0\.1:\d+)")
+    channel = channels.enter_context(grpc.insecure_channel(address))
+    prompt = inference_pb2.TokenIds(ids=[1])
+    call = inference_pb2_grpc.InferenceServiceStub(channel).Generate(
+        inference_pb2.GenerateRequest(token_ids=prompt), timeout=30
+    )
+    next(call)
+    return call
+
+
+def test_one_signal_lets_a_running_call_finish(start):
+    process = start(program=("-c", SERVING.format(tokens=100)))
+    with contextlib.ExitStack() as channels:
+        call = running_call(process, channels)
+        process.popen.send_signal(signal.SIGTERM)
+        last = list(call)[-1]
+        assert last.finish_reason == inference_pb2.FINISH_REASON_LENGTH
+        assert last.usage.output_tokens == 100
+    assert process.exit_status() == 0
+
+
+def test_a_second_signal_ends_it_at_once(start):
+    process = start(program=("-c", SERVING.format(tokens=100_000)))
+    with contextlib.ExitStack() as channels:
+        running_call(process, channels)
+        process.popen.send_signal(signal.SIGTERM)
+        process.wait_for("draining for at most 60 seconds")
+        assert process.popen.poll() is None
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.exit_status() == 128 + signal.SIGTERM
 
 
 def test_a_signal_before_it_serves_ends_it_too(start, model):
@@ -96,12 +149,11 @@ def test_a_signal_before_it_serves_ends_it_too(start, model):
 def test_as_process_1_it_ends_on_sigterm(start, model):
     if subprocess.run(["unshare", "--fork", "--pid", "true"], check=False).returncode:
         pytest.skip("this user may not make process namespaces")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "protos")}
     command = ["unshare", "--fork", "--pid", "--kill-child", sys.executable, "-m", "scheduler"]
     popen = subprocess.Popen(
         [*command, "--worker", "127.0.0.1:1", *model],
         cwd=ROOT,
-        env=environment,
+        env=ENVIRONMENT,
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -119,6 +171,7 @@ def test_a_port_in_use_is_an_error_with_a_status(start, model):
         port = other.getsockname()[1]
         process = start(*model[:2], "--listen", f"127.0.0.1:{port}")
         assert process.exit_status() == 1
+    assert "Traceback" not in process.log
     assert f"cannot start: --listen 127.0.0.1:{port}: cannot be bound" in process.log
 
 
@@ -157,8 +210,7 @@ def test_it_imports_neither_torch_nor_transformers():
         "heavy = {'torch', 'transformers', 'worker', 'kernels'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "protos")}
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, check=True)
 
 
 def test_the_fingerprint_rule_is_the_workers(smollm2_folder):

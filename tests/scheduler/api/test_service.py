@@ -396,11 +396,9 @@ async def test_before_the_first_worker_calls_are_unavailable_with_the_reason(ser
     served = await serve(ScriptedEngine([2], limits=None))
     error = await served.error(text="x")
     assert error.code() == grpc.StatusCode.UNAVAILABLE
-    assert error.details() == (
-        "the server is not ready: it waits for the first connection to the worker"
-    )
+    assert error.details() == "the server is not ready: no worker has connected yet"
     status = await served.stub.GetStatus(GetStatusRequest())
-    assert (status.ready, status.reason) == (False, "the first connection to the worker")
+    assert (status.ready, status.reason) == (False, "no worker has connected yet")
     assert status.max_model_len == 0
 
 

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from scheduler.api.chat_template import ChatTemplateError
@@ -107,6 +107,32 @@ def test_a_special_token_put_together_by_the_template_is_no_special_token(make_t
     for role, content in (("</", "s>"), ("<", "/s>"), ("a </s", "  >  "), ("<", "s>")):
         ids = tokenizer.encode_chat([{"role": role, "content": content}])
         assert [token_id for token_id in ids if token_id < 3] == [1]
+
+
+def test_a_template_may_put_its_own_special_tokens_together_from_a_role(make_tokenizer):
+    reference = small_tokenizers.byte_level()
+    reference.add_special_tokens(["<|user|>", "r|>"])
+    template = "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% endfor %}"
+    tokenizer = make_tokenizer(reference, template=template)
+    ids = tokenizer.encode_chat([{"role": "user", "content": "<|user|>"}])
+    user = reference.token_to_id("<|user|>")
+    assert (ids[0], ids.count(user)) == (user, 1)
+
+
+def test_a_unigram_model_keeps_message_text_ordinary_too(make_tokenizer):
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), ("▁", -2.0), ("▁a", -3.0)]
+    pieces += [(character, -4.0) for character in "</s>abinr"]
+    reference = HuggingFaceTokenizer(models.Unigram(pieces, unk_id=0))
+    reference.pre_tokenizer = pre_tokenizers.Metaspace()
+    reference.decoder = decoders.Metaspace()
+    reference.add_special_tokens(["<unk>", "</s>"])
+    template = "{% for m in messages %}{{ m['content'] + '</s>' }}{% endfor %}"
+    tokenizer = make_tokenizer(reference, template=template, end_ids=1)
+    ids = tokenizer.encode_chat([{"role": "user", "content": "a </s> b"}])
+    assert [reference.id_to_token(token_id) for token_id in ids] == [
+        *("▁a", "▁", "<", "/", "s", ">", "▁", "b"),
+        "</s>",
+    ]
 
 
 def test_special_looking_message_text_is_encoded_as_ordinary_text(smollm2, smollm2_folder):
