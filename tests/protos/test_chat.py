@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -108,6 +109,7 @@ class Terminal:
 
     def __init__(self, *arguments: str) -> None:
         self._master, slave = pty.openpty()
+        self._unread = b""
         self.process = subprocess.Popen(
             command(*arguments),
             env=environment(TERM="dumb"),
@@ -122,15 +124,14 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def expect(self, text: str) -> str:
-        seen = ""
-        while text not in seen:
-            try:
-                piece = os.read(self._master, 1000)
-            except OSError:  # the other end is closed
-                piece = b""
-            assert piece, f"{text!r} did not come; instead: {seen!r}"
-            seen += piece.decode()
-        return seen
+        """What the terminal showed up to the end of `text`; the rest is kept."""
+        wanted = text.encode()
+        while wanted not in self._unread:
+            ready, _, _ = select.select([self._master], [], [], 30)
+            assert ready, f"{text!r} did not come; instead: {self._unread!r}"
+            self._unread += os.read(self._master, 1000)
+        before, _, self._unread = self._unread.partition(wanted)
+        return (before + wanted).decode()
 
     def close(self) -> None:
         self.process.kill()

@@ -53,7 +53,7 @@ class Launcher:
             found.extend(line for line in self.lines if text in line)
             return bool(found)
 
-        wait_until(seen)
+        self._wait_until(seen)
         return found[0]
 
     def child(self, name: str) -> psutil.Process:
@@ -66,7 +66,7 @@ class Launcher:
                     found.append(process)
             return bool(found)
 
-        wait_until(started)
+        self._wait_until(started)
         return found[0]
 
     def end(self) -> tuple[int, str]:
@@ -79,6 +79,17 @@ class Launcher:
         if self.process.poll() is None:
             self.process.kill()
         self.end()
+
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        def met() -> bool:
+            # In this order: the process may have ended right after it came true.
+            if ended := self.process.poll() is not None:
+                self._reader.join(10)
+            came_true = condition()
+            assert came_true or not ended, "\n".join(self.lines)
+            return came_true
+
+        wait_until(met)
 
     def _read(self) -> None:
         for line in self.process.stdout or ():
