@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 
 from scheduler.api.address import AddressError, check_address
 from scheduler.api.model_folder import ModelFolder, ModelFolderError
@@ -37,12 +38,12 @@ def run(flags: argparse.Namespace) -> None:
         )
         folder = ModelFolder.read(flags.model) if flags.model else None
         link = GrpcWorkerLink(flags.worker, fingerprint=folder.fingerprint if folder else None)
+        model = _served_model(folder, flags.no_tokenizer)
+        # What is loaded by now stays. A collection that walks it stops the engine for tens
+        # of milliseconds.
+        gc.freeze()
         asyncio.run(
-            serve(
-                server_config,
-                _served_model(folder, flags.no_tokenizer),
-                lambda front_end: Engine(engine_config, link, front_end),
-            )
+            serve(server_config, model, lambda front_end: Engine(engine_config, link, front_end))
         )
     except (AddressError, ModelFolderError, ValueError) as error:
         raise StartError(str(error)) from error

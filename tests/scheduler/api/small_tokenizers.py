@@ -15,6 +15,7 @@ from tokenizers import (
     normalizers,
     pre_tokenizers,
     processors,
+    trainers,
 )
 
 CORPUS = ["the capital of France is Paris", "user assistant system text", "a cat sat on the mat"]
@@ -26,9 +27,7 @@ def byte_fallback() -> Tokenizer:
     vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2}
     for byte in range(256):
         vocabulary[f"<0x{byte:02X}>"] = len(vocabulary)
-    merges = []
-    for left, right in [("▁", "P"), ("▁P", "a"), ("r", "i"), ("▁Pa", "ri"), ("▁Pari", "s")]:
-        merges.append((left, right))
+    merges = [("▁", "P"), ("▁P", "a"), ("r", "i"), ("▁Pa", "ri"), ("▁Pari", "s")]
     pieces = ["▁", "<", ">", "/", ":", "\n", "\ufffd", *map(chr, range(97, 123)), "P", "F"]
     for piece in [*pieces, *(left + right for left, right in merges)]:
         vocabulary.setdefault(piece, len(vocabulary))
@@ -66,9 +65,7 @@ def byte_level() -> Tokenizer:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    from tokenizers.trainers import BpeTrainer
-
-    trainer = BpeTrainer(
+    trainer = trainers.BpeTrainer(
         vocab_size=300,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

@@ -17,26 +17,12 @@ from nanoserve.v1.inference_pb2 import (
     GetStatusRequest,
     TokenIds,
 )
-from scheduler.api.output_stream import LONGEST_TEXT, OutputStream
-from scheduler.api.output_text import OutputText
 from scheduler.core.front_end import Abort, Failure, FailureKind, FinishReason, Submission
-from tests.scheduler.api import small_tokenizers
-from tests.scheduler.api.scripted_engine import LIMITS, ScriptedEngine
+from tests.scheduler.api.calls import joined, until
+from tests.scheduler.api.scripted_engine import ScriptedEngine
 
 STOP = inference_pb2.FINISH_REASON_STOP
 LENGTH = inference_pb2.FINISH_REASON_LENGTH
-
-
-async def until(condition, seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "never came true"
-        await asyncio.sleep(0.005)
-
-
-def joined(responses) -> tuple[str, list[int]]:
-    text = "".join(response.text for response in responses)
-    return text, [token_id for response in responses for token_id in response.token_ids]
 
 
 @pytest.fixture
@@ -311,85 +297,6 @@ async def test_a_call_that_expired_on_arrival_is_never_submitted(serve):
     await served.server._service.Generate(GenerateRequest(text="x"), context)
     assert context.status == (grpc.StatusCode.DEADLINE_EXCEEDED, "the call's deadline passed")
     assert served.engine.log == []
-
-
-async def test_a_slow_reader_gets_every_token_in_few_messages_and_delays_nobody(
-    serve, make_tokenizer
-):
-    """A token's text is 20 KB, so that 1000 of them are far more than the transport takes
-    before a write has to wait."""
-    reference = small_tokenizers.byte_level()
-    long = "x" * 20_000
-    reference.add_tokens([long])
-    script = [reference.token_to_id(long)] * 1000
-    engine = ScriptedEngine(lambda s: script if s.request_id == "slow" else script[:20])
-    served = await serve(engine, tokenizer=make_tokenizer(reference))
-    channel = grpc.aio.insecure_channel(served.server.address)
-    generate = channel.unary_stream(
-        "/nanoserve.v1.InferenceService/Generate",
-        request_serializer=GenerateRequest.SerializeToString,
-        response_deserializer=inference_pb2.GenerateResponse.FromString,
-    )
-    call = aiter(generate(GenerateRequest(text="x", request_id="slow")))
-    responses = [await anext(call)]
-    await until(lambda: engine.submissions and not engine.running, 15)
-    for _ in range(3):
-        assert joined(await served.generate(text="x"))[1] == script[:20]
-    responses += [response async for response in call]
-    text, ids = joined(responses)
-    assert ids == script
-    assert text == long * 1000
-    assert responses[-1].finish_reason == LENGTH
-    assert len(responses) < 900
-    assert max(len(response.text) for response in responses) == LONGEST_TEXT
-    await channel.close()
-
-
-async def test_a_reader_that_stops_reading_is_ended_by_the_servers_maximum(serve, make_tokenizer):
-    reference = small_tokenizers.byte_level()
-    long = "x" * 20_000
-    reference.add_tokens([long])
-    engine = ScriptedEngine([reference.token_to_id(long)] * 1000)
-    served = await serve(engine, tokenizer=make_tokenizer(reference), max_request_seconds=2)
-    call = served.stub.Generate(GenerateRequest(text="x"))
-    await call.read()
-    await until(lambda: engine.submissions and not engine.running)
-    await until(lambda: not served.server._service._streams)
-    assert len(await served.generate(text="x", max_tokens=3)) <= 3
-
-
-async def test_tokens_that_come_between_two_reads_are_joined():
-    """The stream's own coalescing, without a transport that buffers megabytes."""
-    stream = OutputStream(1, "r", OutputText(None, (), (), False))
-    for token_id in (5, 6, 7):
-        stream.push(token_id)
-    assert list((await stream.next()).token_ids) == [5, 6, 7]
-    waiting = asyncio.ensure_future(stream.next())
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    stream.push(8)
-    assert list((await waiting).token_ids) == [8]
-
-
-async def test_streams_and_status_go_on_while_megabytes_are_encoded(serve):
-    limits = LIMITS.__class__(
-        max_model_len=2_000_000,
-        vocab_size=49152,
-        max_rows=64,
-        block_size=16,
-        usable_blocks=200_000,
-    )
-    engine = ScriptedEngine([5] * 5000, step_seconds=0.005, limits=limits)
-    served = await serve(engine)
-    big = asyncio.ensure_future(served.generate(text="the quick brown fox " * 250_000))
-    answers = 0
-    while not engine.submissions:
-        await served.stub.GetStatus(GetStatusRequest(), timeout=1)
-        answers += 1
-        await asyncio.sleep(0.01)
-    assert len(engine.submissions[0].prompt_ids) > 1_000_000
-    assert answers > 20
-    big.cancel()
 
 
 async def test_before_the_first_worker_calls_are_unavailable_with_the_reason(serve):

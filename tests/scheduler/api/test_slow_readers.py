@@ -1,0 +1,91 @@
+"""Nobody waits for a client that reads slowly, or for one whose prompt is huge."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import grpc
+
+from nanoserve.v1 import inference_pb2
+from nanoserve.v1.inference_pb2 import GenerateRequest, GetStatusRequest
+from scheduler.api.output_stream import LONGEST_TEXT, OutputStream
+from scheduler.api.output_text import OutputText
+from tests.scheduler.api import small_tokenizers
+from tests.scheduler.api.calls import joined, until
+from tests.scheduler.api.scripted_engine import LIMITS, ScriptedEngine
+
+LENGTH = inference_pb2.FINISH_REASON_LENGTH
+
+
+async def test_a_slow_reader_gets_every_token_in_few_messages_and_delays_nobody(
+    serve, make_tokenizer
+):
+    """A token's text is 20 KB, so that 1000 of them are far more than the transport takes
+    before a write has to wait."""
+    reference = small_tokenizers.byte_level()
+    long = "x" * 20_000
+    reference.add_tokens([long])
+    script = [reference.token_to_id(long)] * 1000
+    engine = ScriptedEngine(lambda s: script if s.request_id == "slow" else script[:20])
+    served = await serve(engine, tokenizer=make_tokenizer(reference))
+    channel = grpc.aio.insecure_channel(served.server.address)
+    generate = channel.unary_stream(
+        "/nanoserve.v1.InferenceService/Generate",
+        request_serializer=GenerateRequest.SerializeToString,
+        response_deserializer=inference_pb2.GenerateResponse.FromString,
+    )
+    call = aiter(generate(GenerateRequest(text="x", request_id="slow")))
+    responses = [await anext(call)]
+    await until(lambda: engine.submissions and not engine.running, 15)
+    for _ in range(3):
+        assert joined(await served.generate(text="x"))[1] == script[:20]
+    responses += [response async for response in call]
+    text, ids = joined(responses)
+    assert ids == script
+    assert text == long * 1000
+    assert responses[-1].finish_reason == LENGTH
+    assert len(responses) < 900
+    assert max(len(response.text) for response in responses) == LONGEST_TEXT
+    await channel.close()
+
+
+async def test_a_reader_that_stops_reading_is_ended_by_the_servers_maximum(serve, make_tokenizer):
+    reference = small_tokenizers.byte_level()
+    long = "x" * 20_000
+    reference.add_tokens([long])
+    engine = ScriptedEngine([reference.token_to_id(long)] * 1000)
+    served = await serve(engine, tokenizer=make_tokenizer(reference), max_request_seconds=2)
+    call = served.stub.Generate(GenerateRequest(text="x"))
+    await call.read()
+    await until(lambda: engine.submissions and not engine.running)
+    await until(lambda: not served.server._service._streams)
+    assert len(await served.generate(text="x", max_tokens=3)) <= 3
+
+
+async def test_tokens_that_come_between_two_reads_are_joined():
+    """The stream's own coalescing, without a transport that buffers megabytes."""
+    stream = OutputStream(1, "r", OutputText(None, (), (), False))
+    for token_id in (5, 6, 7):
+        stream.push(token_id)
+    assert list((await stream.next()).token_ids) == [5, 6, 7]
+    waiting = asyncio.ensure_future(stream.next())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    stream.push(8)
+    assert list((await waiting).token_ids) == [8]
+
+
+async def test_streams_and_status_go_on_while_megabytes_are_encoded(serve):
+    limits = replace(LIMITS, max_model_len=2_000_000, usable_blocks=200_000)
+    engine = ScriptedEngine([5] * 5000, step_seconds=0.005, limits=limits)
+    served = await serve(engine)
+    big = asyncio.ensure_future(served.generate(text="the quick brown fox " * 250_000))
+    answers = 0
+    while not engine.submissions:
+        await served.stub.GetStatus(GetStatusRequest(), timeout=5)
+        answers += 1
+        await asyncio.sleep(0.01)
+    assert len(engine.submissions[0].prompt_ids) > 1_000_000
+    assert answers > 20
+    big.cancel()
