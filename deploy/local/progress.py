@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import time
+
+# Date, time, level and logger of our servers' log lines.
+_LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\d \S+ [A-Z]+ \S+: ")
 
 
 class Progress:
@@ -23,6 +27,7 @@ class Progress:
         return time.monotonic() - self._start
 
     def show(self, detail: str) -> None:
+        detail = _LOG_PREFIX.sub("", detail)
         line = f"{self._what}: {self.seconds:.0f} s" + (f", {detail}" if detail else "")
         if self._terminal:
             width = shutil.get_terminal_size().columns - 1

@@ -8,7 +8,7 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     # A dead connection is noticed within 40 s although a queued request may rightly
-    # be silent for minutes. The server permits pings every 5 s.
+    # be silent for minutes. The server permits a ping every second.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     # By default the library stops pinging after two pings without data: exactly
