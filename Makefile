@@ -88,7 +88,7 @@ wheel: $(INSTALLED) ## Build the client's wheel into dist/
 	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 clean: ## Remove what is built; the virtual environment and the models stay
-	rm -rf dist build protos/nanoserve.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf dist build protos/nanoserve.egg-info .pytest_cache .mypy_cache .ruff_cache
 	rm -f protos/nanoserve/v1/*_pb2.py protos/nanoserve/v1/*_pb2.pyi \
 		protos/nanoserve/v1/*_pb2_grpc.py
 	find deploy kernels protos scheduler tests worker -name __pycache__ -type d -prune \
