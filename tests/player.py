@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 import kernels
-from worker.inputs import StepInputs
 from worker.kv_pool import KVPool
 from worker.model.config import ModelConfig
 from worker.model.llama import Llama
 from worker.model.loader import load_weights
+from worker.step_inputs import StepInputs
 
 
 def load_llama(

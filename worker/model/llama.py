@@ -8,11 +8,11 @@ from functools import partial
 import torch
 
 from kernels import Ops
-from worker.inputs import StepInputs
 from worker.kv_pool import KVPool
 from worker.model.config import ModelConfig
 from worker.model.rope import cos_sin_table
 from worker.model.weights import LlamaWeights
+from worker.step_inputs import StepInputs
 
 # (q [t, heads, head_dim], K pool, V pool of one layer) -> [t, heads, head_dim]
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from worker.inputs import StepInputs
 from worker.kv_pool import KVPool, cpu_pool_bytes
 from worker.model.llama import Llama
+from worker.step_inputs import StepInputs
 
 
 def pool_bytes(
