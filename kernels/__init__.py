@@ -1,4 +1,4 @@
-"""The op table: one record of functions per face, all with the signatures of `kernels.reference`."""
+"""The op table: a record of functions per face, with the signatures of `kernels.reference`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ class Ops:
     """The functions that a model is made of; `kernels.reference` documents each.
 
     `plan_decode(k_pool, block_tables, rows, context_lens)` and
-    `plan_prefill(k_pool, block_tables, rows, query_starts, context_lens)` prepare what all layers of
-    a step share; an attention op given no `plan` makes its own. k_pool is any layer's.
+    `plan_prefill(k_pool, block_tables, rows, query_starts, context_lens)` prepare what all layers
+    of a step share; an attention op given no `plan` makes its own. k_pool is any layer's.
     """
 
     face: str

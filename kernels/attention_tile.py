@@ -35,16 +35,17 @@ def load_tile(
 def add_tile(q, keys, values, visible, scale, acc, top, total, MASKED: tl.constexpr):
     """One step of the online softmax (Milakov and Gimelshein 2018) in base 2.
 
-    q [m, d]; keys, values [n, d]; visible broadcasts to [m, n]; `scale` holds log2(e). acc [m, d],
-    top [m] (running maximum) and total [m] (running sum) are fp32. The first tile of every row with
-    a visible position must hold one.
+    q [m, d]; keys, values [n, d]; visible broadcasts to [m, n]; `scale` > 0 holds log2(e).
+    acc [m, d], top [m] (running maximum) and total [m] (running sum) are fp32. A row's first tile
+    must hold a position that it sees.
     """
-    scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
+    scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
     if MASKED:
         scores = tl.where(visible, scores, float("-inf"))
-    new_top = tl.maximum(top, tl.max(scores, axis=1))
+    # Scaled here and not before, so that scale and subtraction are one instruction per score.
+    new_top = tl.maximum(top, tl.max(scores, axis=1) * scale)
     shrink = tl.exp2(top - new_top)
-    weights = tl.exp2(scores - new_top[:, None])
+    weights = tl.exp2(scores * scale - new_top[:, None])
     total = total * shrink + tl.sum(weights, axis=1)
     acc = acc * shrink[:, None]
     acc += tl.dot(weights.to(values.dtype), values, input_precision="ieee")

@@ -3,6 +3,8 @@
 Every function has the signature of its namesake in `kernels.reference`.
 """
 
+from functools import cache
+
 import torch
 
 from kernels.cpu_attention import (
@@ -12,7 +14,7 @@ from kernels.cpu_attention import (
     plan_prefill,
 )
 from kernels.cpu_linear import linear, pack_weight
-from kernels.noise import MIN_TEMPERATURE, NOISE_SPREAD, gumbel, noise_bits, row_keys
+from kernels.noise import MIN_TEMPERATURE, gumbel, noise_bits, row_keys, token_hashes
 
 __all__ = [
     "add_rms_norm",
@@ -30,7 +32,7 @@ __all__ = [
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Torch has no fused RMS norm on the CPU, but a fused layer norm: (x, -x) has mean 0 and x's own
+    """Torch has no fused RMS norm on the CPU, but a fused layer norm: (x, -x) has mean 0 and x's
     mean square as its variance, so the first half of its layer norm is x's RMS norm."""
     width = x.shape[-1]
     both = torch.nn.functional.layer_norm(torch.cat((x, -x), dim=-1), (2 * width,), None, None, eps)
@@ -88,26 +90,32 @@ def sample(
     ids = ids.int().masked_fill_(non_finite, 0)
     drawn = ((temperatures >= MIN_TEMPERATURE) & ~non_finite).nonzero().view(-1)
     if drawn.numel():
-        keys = row_keys(seeds[drawn], positions[drawn])
-        ids[drawn] = _draw(logits[drawn].float(), top[drawn].float(), temperatures[drawn], *keys)
+        ids[drawn] = _draw(logits, temperatures, seeds, positions, drawn)
     return ids, non_finite
 
 
 def _draw(
     logits: torch.Tensor,
-    top: torch.Tensor,
     temperatures: torch.Tensor,
-    key0: torch.Tensor,
-    key1: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    drawn: torch.Tensor,
 ) -> torch.Tensor:
-    """ids [n] int32 of the Gumbel maximum; noise is made only for tokens that it can lift to the top."""
-    n, vocab = logits.shape
-    threshold = top - NOISE_SPREAD * temperatures
-    row, token = (logits >= threshold.unsqueeze(1)).nonzero(as_tuple=True)
-    token = token.int()
-    scores = logits[row, token] / temperatures[row]
-    scores += gumbel(noise_bits(key0[row], key1[row], token))
-    best = scores.new_full((n,), -torch.inf).scatter_reduce_(0, row, scores, "amax")
-    winners = scores == best[row]
-    ids = token.new_full((n,), vocab)
-    return ids.scatter_reduce_(0, row[winners], token[winners], "amin")
+    """ids [n] int32 of the Gumbel maxima of the rows `drawn` [n].
+
+    Row by row: a row's vocabulary stays in the cache from its hash to its maximum, which makes this
+    several times faster than whole batches are.
+    """
+    key0, key1 = row_keys(seeds[drawn], positions[drawn])
+    hashes = _token_hashes(logits.shape[1])
+    ids = torch.empty_like(key0)
+    for i, row in enumerate(drawn.tolist()):
+        scores = gumbel(noise_bits(key0[i], key1[i], hashes))
+        scores += logits[row].float() / temperatures[row]
+        ids[i] = scores.argmax()
+    return ids
+
+
+@cache
+def _token_hashes(vocab: int) -> torch.Tensor:
+    return token_hashes(torch.arange(vocab, dtype=torch.int32))

@@ -3,10 +3,11 @@
 A query at position p always reads a context padded to `padded_length(p + 1)`, as a decode and as a
 part of any prompt chunk alike, with the padding masked. The fused kernel works on each (row, head)
 alone, and its result for a query does not depend on how many queries share the call once there are
-`_query_floor` of them in the last block. So an output is the same, bit for bit, whatever the batch and the chunks.
+`_query_floor` of them in the last block. So an output is the same, bit for bit, whatever the batch
+and the chunks.
 
-Padding reads the row's own last slot again: it is finite where the row is, so its weight of exactly 0
-takes it out, and no slot past the context length, nor one of another row, is ever read.
+Padding reads the row's own last slot again: it is finite where the row is, so its weight of exactly
+0 takes it out, and no slot past the context length, nor one of another row, is ever read.
 """
 
 from collections.abc import Iterator
@@ -198,10 +199,10 @@ def _attend(
 
 @cache
 def _query_floor(dtype: torch.dtype, head_dim: int, threads: int) -> int:  # noqa: ARG001
-    """The least number of queries in a block from which on a query's result is that of a full block.
+    """The number of queries in a block from which on a query's result is that of a full block.
 
-    Fewer take another matrix kernel on some machines (in fp32 a vector product for one query), so the
-    number is measured.
+    Fewer take another matrix kernel on some machines (in fp32 a vector product for one query), so
+    the number is measured.
     """
     floor = 1
     for padded in (STEP, 3 * STEP, 10 * STEP):
@@ -218,8 +219,8 @@ def _query_floor(dtype: torch.dtype, head_dim: int, threads: int) -> int:  # noq
 def _probes(
     padded: int, head_dim: int, dtype: torch.dtype
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """(q, keys, values) of two heads in which one of the two sums, over positions and over head_dim,
-    cancels in pairs: the result is all rounding, so another order of the sum shows, also in bf16."""
+    """(q, keys, values) of two heads in which one of the two sums, over positions or over head_dim,
+    cancels in pairs: the result is all rounding, so another order of it shows, also in bf16."""
     generator = torch.Generator().manual_seed(padded)
     keys, values = torch.randn(2, 1, 2, padded, head_dim, generator=generator).to(dtype)
     q = torch.randn(1, 2, QUERY_BLOCK, head_dim, generator=generator).to(dtype)

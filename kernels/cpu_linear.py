@@ -2,8 +2,8 @@
 
 Libraries choose a kernel, and so an order of summation, by the number of rows. Which counts agree
 bit for bit depends on the machine, so it is measured: the first time a (shape, row count) is met,
-random rows are multiplied at that count and in tiles of TILE rows. A count that agrees is used as it
-is from then on; one that does not is padded, or cut into counts that agree.
+random rows are multiplied at that count and in tiles of TILE rows. A count that agrees is used as
+it is from then on; one that does not is padded, or cut into counts that agree.
 """
 
 from functools import cache
@@ -95,8 +95,8 @@ def _agrees(shape: Shape, rows: int) -> bool:
 def _probe(shape: Shape) -> tuple[PackedWeight, torch.Tensor | None, torch.Tensor]:
     """(weight, bias, columns) whose products cancel in pairs, so that a result is all rounding.
 
-    Any other order of the sum then shows, also through the rounding to bf16. Column j of an input is
-    value |columns[j]| - 1 with the sign of columns[j].
+    Any other order of the sum then shows, also through the rounding to bf16. Column j of an input
+    is its value |columns[j]| - 1 with the sign of columns[j].
     """
     n, k, dtype, has_bias, _ = shape
     generator = torch.Generator().manual_seed(0)

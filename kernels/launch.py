@@ -3,8 +3,8 @@
 import torch
 import triton
 
-# The interpreter computes bf16 wrongly and has no tensor cores to feed: kernels that take UPCAST turn
-# every operand into fp32 there.
+# The interpreter computes bf16 wrongly and has no tensor cores to feed: kernels that take UPCAST
+# turn every operand into fp32 there.
 INTERPRETED: bool = triton.knobs.runtime.interpret
 
 

@@ -2,15 +2,15 @@
 
 A counter-based hash: no state, no order, so a row's noise is the same whoever shares its batch and
 however often a position is computed again. Every face computes the same integers: 32-bit adds,
-multiplies, exclusive ors and logical shifts. The mixing steps are the finalizer of MurmurHash3 (public
-domain), which passes every output bit through every input bit.
+multiplies, exclusive ors and logical shifts. The mixing steps are the finalizer of MurmurHash3
+(public domain), in which every input bit reaches every output bit.
 
     mix(h):   h ^= h >> 16; h *= 0x85EBCA6B; h ^= h >> 13; h *= 0xC2B2AE35; h ^= h >> 16
     a       = mix(low half of seed + 0x9E3779B9)
     b       = mix(high half of seed ^ a)
     key0    = mix(position + b)
     key1    = mix(key0 ^ a)
-    bits    = mix(mix(token * 0x9E3779B1 + key0) ^ key1)
+    bits    = mix((mix(token * 0x9E3779B1) + key0) ^ key1)
     uniform = ((bits >> 9) + 0.5) * 2**-23        exact in fp32, never 0 or 1
     noise   = -log(-log(uniform))                 from -2.82 to 16.64
 """
@@ -24,9 +24,6 @@ MIX_2 = 0xC2B2AE35
 
 # A temperature below this is greedy: dividing by it would overflow before it could matter.
 MIN_TEMPERATURE = 1e-5
-# No noise spreads further than this (16.64 + 2.82, and slack for rounding), so a token whose scaled
-# logit lies further below the maximum cannot win.
-NOISE_SPREAD = 20.0
 
 
 def _signed(value: int) -> int:
@@ -58,9 +55,14 @@ def row_keys(seeds: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor
     return key0, mix(key0 ^ a)
 
 
-def noise_bits(key0: torch.Tensor, key1: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """int32 hash bits of broadcast keys and int32 token ids."""
-    return mix(mix(tokens * _signed(TOKEN_STEP) + key0) ^ key1)
+def token_hashes(tokens: torch.Tensor) -> torch.Tensor:
+    """The part of the hash that int32 token ids alone decide."""
+    return mix(tokens * _signed(TOKEN_STEP))
+
+
+def noise_bits(key0: torch.Tensor, key1: torch.Tensor, hashes: torch.Tensor) -> torch.Tensor:
+    """int32 hash bits of broadcast keys and token hashes."""
+    return mix((hashes + key0).bitwise_xor_(key1))
 
 
 def gumbel(bits: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """Paged decode attention: one query per sequence, read through the block table.
 
-A program takes one sequence, one K/V head and one split of SPLIT positions; the query heads of the K/V
-head share its loads, padded to the 16 rows of a matrix instruction. The split size is fixed, so the
-order of every sum depends on the row's own context length alone. A row of one split is finished at
-once; the others leave partial results in fp32, which a second kernel merges in order of position.
+A program takes one sequence, one K/V head and one split of SPLIT positions; the query heads of the
+K/V head share its loads, padded to the 16 rows of a matrix instruction. The split size is fixed, so
+the order of every sum depends on the row's own context length alone. A row of one split is finished
+at once; the others leave partial results in fp32, which a second kernel merges.
 """
 
 import math
@@ -16,6 +16,8 @@ from kernels.attention_tile import add_tile, load_tile
 from kernels.launch import INTERPRETED, is_fp32, next_power_of_2
 
 SPLIT = 256
+# Partial results merged at a time; fixed, like the split, so that the sums' order is.
+MERGED = 32
 
 
 @triton.jit
@@ -73,7 +75,8 @@ def decode_kernel(
 @triton.jit
 def merge_kernel(
     partial, partial_stats, context_lens, out, max_splits,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SPLIT: tl.constexpr, BLOCK_D: tl.constexpr,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SPLIT: tl.constexpr, MERGED: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     sequence, head = tl.program_id(0), tl.program_id(1)
     context = tl.load(context_lens + sequence)
@@ -85,16 +88,23 @@ def merge_kernel(
     acc = tl.zeros((BLOCK_D,), tl.float32)
     top = float("-inf")
     total = 0.0
-    for split in range(0, tl.cdiv(context, SPLIT)):
-        slot = row * max_splits + split
-        split_top = tl.load(partial_stats + slot * 2)
-        split_total = tl.load(partial_stats + slot * 2 + 1)
-        value = tl.load(partial + slot * HEAD_DIM + dims, mask=inside, other=0.0)
-        new_top = tl.maximum(top, split_top)
+    splits = tl.cdiv(context, SPLIT)
+    for start in range(0, splits, MERGED):
+        part = start + tl.arange(0, MERGED)
+        real = part < splits
+        slots = row * max_splits + part
+        part_top = tl.load(partial_stats + slots * 2, mask=real, other=float("-inf"))
+        part_total = tl.load(partial_stats + slots * 2 + 1, mask=real, other=0.0)
+        values = tl.load(
+            partial + slots[:, None] * HEAD_DIM + dims[None, :],
+            mask=real[:, None] & inside[None, :],
+            other=0.0,
+        )
+        new_top = tl.maximum(top, tl.max(part_top, axis=0))
         shrink = tl.exp2(top - new_top)
-        weight = tl.exp2(split_top - new_top)
-        acc = acc * shrink + value * weight
-        total = total * shrink + split_total * weight
+        weight = tl.exp2(part_top - new_top)
+        acc = acc * shrink + tl.sum(values * weight[:, None], axis=0)
+        total = total * shrink + tl.sum(part_total * weight, axis=0)
         top = new_top
     tl.store(out + row * HEAD_DIM + dims, (acc / total).to(out.dtype.element_ty), mask=inside)
 
@@ -105,7 +115,7 @@ def tile_config(head_dim: int, fp32: bool) -> dict[str, int]:
         return {"TILE": 16 if fp32 else 32, "num_warps": 4, "num_stages": 2}
     if fp32:
         return {"TILE": 32, "num_warps": 4, "num_stages": 2}
-    return {"TILE": 64, "num_warps": 2 if head_dim <= 64 else 4, "num_stages": 2}
+    return {"TILE": 128, "num_warps": 2 if head_dim <= 64 else 4, "num_stages": 2}
 
 
 def paged_attention_decode(
@@ -142,6 +152,7 @@ def paged_attention_decode(
     if splits > 1:
         merge_kernel[(sequences, heads)](
             partial, stats, context_lens, out, splits,
-            HEADS=heads, HEAD_DIM=head_dim, SPLIT=SPLIT, BLOCK_D=block_d, num_warps=1,
+            HEADS=heads, HEAD_DIM=head_dim, SPLIT=SPLIT, MERGED=MERGED, BLOCK_D=block_d,
+            num_warps=4,
         )  # fmt: skip
     return out

@@ -1,8 +1,8 @@
-"""Paged prefill attention: ragged causal queries over history and new tokens, all read from the pool.
+"""Paged prefill attention: ragged causal queries over history and new tokens, read from the pool.
 
 A program takes one sequence, one K/V head and a tile of its queries; the rows of the tile are
-(query, head of the group) pairs, so that the group shares every load. Tiles of positions that all the
-queries see are read without a mask; only the tiles that cross the diagonal are masked.
+(query, head of the group) pairs, so that the group shares every load. Tiles of positions that all
+the queries see are read without a mask; only the tiles that cross the diagonal are masked.
 """
 
 import math
@@ -80,13 +80,15 @@ def prefill_kernel(
 
 
 def tile_config(head_dim: int, fp32: bool) -> dict[str, int]:
-    """Rows and positions per tile, warps and pipeline stages, by shape alone."""
+    """Rows and positions per tile, warps, stages, by shape alone (measured on an H200)."""
     if fp32:
         tile = 32 if head_dim <= 64 else 16
         return {"BLOCK_M": 32, "TILE": tile, "num_warps": 4, "num_stages": 2}
     if head_dim > 128:
         return {"BLOCK_M": 64, "TILE": 32, "num_warps": 4, "num_stages": 2}
-    return {"BLOCK_M": 128, "TILE": 64, "num_warps": 8 if head_dim > 64 else 4, "num_stages": 3}
+    if head_dim <= 64:
+        return {"BLOCK_M": 64, "TILE": 64, "num_warps": 4, "num_stages": 2}
+    return {"BLOCK_M": 128, "TILE": 64, "num_warps": 4, "num_stages": 3}
 
 
 def paged_attention_prefill(

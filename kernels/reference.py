@@ -6,7 +6,7 @@ R rows, B blocks per row. Arithmetic is fp32, rounded once to the input's dtype.
 
 import torch
 
-from kernels.noise import MIN_TEMPERATURE, gumbel, noise_bits, row_keys
+from kernels.noise import MIN_TEMPERATURE, gumbel, noise_bits, row_keys, token_hashes
 from kernels.packed_weight import PackedWeight
 
 
@@ -93,7 +93,7 @@ def paged_attention_decode(
 ) -> torch.Tensor:
     """Each query over its row's slots, up to its own context length -> [s, hq, d].
 
-    q [s, hq, d]; pools [blocks, bs, hk, d]; block_tables [R, B] int32; rows, context_lens [s] int32.
+    q [s, hq, d]; pools [blocks, bs, hk, d]; block_tables [R, B], rows [s], context_lens [s] int32.
     A context length of 0 gives zeros.
     """
     out = torch.zeros_like(q)
@@ -161,13 +161,13 @@ def sample(
 
     logits [s, vocab]; temperatures [s] fp32, below 1e-5 greedy; seeds [s] int64 (the bits of an
     unsigned seed); positions [s] int32, of the token to be sampled. The lowest id wins a tie. A row
-    with a NaN, or whose maximum is not finite, gives id 0 and a flag; -inf below a finite maximum is
-    a token that cannot be drawn. Noise: `kernels.noise` (Gumbel-max, Gumbel 1954).
+    with a NaN, or whose maximum is not finite, gives id 0 and a flag; -inf below a finite maximum
+    is a token that cannot be drawn. Noise: `kernels.noise` (Gumbel-max, Gumbel 1954).
     """
     s, vocab = logits.shape
     ids = torch.zeros(s, dtype=torch.int32, device=logits.device)
     non_finite = torch.zeros(s, dtype=torch.bool, device=logits.device)
-    tokens = torch.arange(vocab, dtype=torch.int32, device=logits.device)
+    hashes = token_hashes(torch.arange(vocab, dtype=torch.int32, device=logits.device))
     key0, key1 = row_keys(seeds, positions)
     for i in range(s):
         scores = logits[i].float()
@@ -176,6 +176,6 @@ def sample(
             non_finite[i] = True
             continue
         if temperatures[i] >= MIN_TEMPERATURE:
-            scores = scores / temperatures[i] + gumbel(noise_bits(key0[i], key1[i], tokens))
+            scores = scores / temperatures[i] + gumbel(noise_bits(key0[i], key1[i], hashes))
         ids[i] = (scores == scores.max()).nonzero()[0, 0]
     return ids, non_finite

@@ -1,5 +1,7 @@
-"""Rotary embedding of q and k, and the write of k and v into the pool: a program per token and a few
-heads of its packed qkv."""
+"""Rotary embedding of q and k, and the write of k and v into the pool.
+
+A program takes a few heads of one token's packed qkv.
+"""
 
 import torch
 import triton

@@ -1,8 +1,8 @@
 """Sampling on the device: greedy, or the Gumbel maximum of a seeded temperature.
 
 Programs scan stretches of a row's vocabulary for the best score and its lowest token id; a second
-kernel takes the best of a row's stretches. A maximum has no rounding, so the result does not depend on
-how the row is cut. The noise is that of `kernels.noise`, the same integers in unsigned arithmetic.
+kernel takes the best of a row's stretches. A maximum has no rounding, so the result does not depend
+on how the row is cut. The noise is that of `kernels.noise`: the same integers, unsigned.
 """
 
 import torch
@@ -37,7 +37,7 @@ def noise_bits(seed, position, tokens):
     b = mix(((seed >> 32) & 0xFFFFFFFF).to(tl.uint32) ^ a)
     key0 = mix(position.to(tl.uint32) + b)
     key1 = mix(key0 ^ a)
-    return mix(mix(tokens.to(tl.uint32) * TOKEN_STEP + key0) ^ key1)
+    return mix((mix(tokens.to(tl.uint32) * TOKEN_STEP) + key0) ^ key1)
 
 
 @triton.jit

@@ -48,7 +48,7 @@ def check_rope(
     block_size: int,
     slots: list[int],
 ) -> None:
-    """Equal to the oracle in q and at the slots written, and nothing else in or near a pool moves."""
+    """Equal to the oracle in q and the slots written; nothing else in or near a pool moves."""
     tokens, blocks = len(slots), max(slots) // block_size + 2
     qkv = randn(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype, device=device)
     angles = torch.rand(101, head_dim // 2, generator=torch.Generator().manual_seed(4)) * 6

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import kernels
-from kernels import noise, reference
+from kernels import reference
 from kernels.linear import gemv, pack_weight
 from kernels.sample import STRETCH
 from tests.kernels import checks
@@ -96,8 +96,3 @@ def test_no_tokens_launch_nothing() -> None:
     assert OPS.rms_norm(torch.ones(0, 8), torch.ones(8), 1e-5).shape == (0, 8)
     assert OPS.silu_and_mul(torch.ones(0, 8)).shape == (0, 4)
     assert OPS.sample(torch.ones(0, 8), torch.ones(0), torch.ones(0), torch.ones(0))[0].numel() == 0
-
-
-def test_the_noise_covers_what_the_cpu_face_leaves_out() -> None:
-    # The token 19 below the top wins only by noise, if at all; the one 21 below never can.
-    assert noise.NOISE_SPREAD > 16.64 + 2.82

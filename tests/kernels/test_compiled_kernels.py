@@ -1,4 +1,4 @@
-"""Every Triton kernel compiles for sm_90, which needs no GPU but a process without the interpreter."""
+"""Every Triton kernel compiles for sm_90: no GPU needed, but a process without the interpreter."""
 
 import os
 import subprocess

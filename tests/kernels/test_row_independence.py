@@ -1,4 +1,4 @@
-"""Bit for bit on the CPU: a row's result does not depend on the batch, nor on how it was chunked."""
+"""Bit for bit on the CPU: a row's result does not depend on the batch, nor on its chunks."""
 
 import pytest
 import torch
