@@ -25,6 +25,11 @@ class StepOutput:
 class Pending(Protocol):
     """One repetition of a step that has been launched."""
 
+    @property
+    def inline_ns(self) -> int:
+        """Device time that passed inside `launch`, because this CPU is the device."""
+        ...
+
     def wait(self) -> StepOutput:
         """Blocks until the device is done. May be called again and from any thread."""
         ...

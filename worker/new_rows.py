@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -16,6 +17,8 @@ from worker.step import read_column
 MIN_TEMPERATURE = np.float32(0.01)
 MAX_TEMPERATURE = np.float32(100)
 
+
+Refuse = Callable[[str], NoReturn]
 
 _NONE = np.zeros(0, np.int32)
 
@@ -107,7 +110,7 @@ def check_new_row(message: worker_pb2.NewRow, geometry: Geometry) -> NewRow:
 
 
 def _check_blocks(
-    message: worker_pb2.NewRow, blocks: np.ndarray, geometry: Geometry, refuse
+    message: worker_pb2.NewRow, blocks: np.ndarray, geometry: Geometry, refuse: Refuse
 ) -> None:
     most = geometry.max_blocks_per_row
     if len(blocks) > most:

@@ -16,6 +16,7 @@ class CpuPending:
 
     def __init__(self, sampled: torch.Tensor, device_ns: int, sample_ns: int) -> None:
         self._output = _output(sampled.numpy(), device_ns, sample_ns)
+        self.inline_ns = device_ns + sample_ns
 
     def wait(self) -> StepOutput:
         return self._output
@@ -23,6 +24,8 @@ class CpuPending:
 
 class CudaPending:
     """A result on its way into a pinned buffer."""
+
+    inline_ns = 0
 
     def __init__(self, buffer: ResultBuffer, count: int) -> None:
         self._buffer = buffer

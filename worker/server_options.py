@@ -16,7 +16,9 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     # min_recv_ping_interval_without_data_ms is a name that the library ignores.)
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Our own pings find a scheduler whose machine went away, so that its stream ends.
+    # Our own pings find a scheduler whose machine went away, so that its stream ends. Without
+    # ping_timeout_ms the answer is awaited for 60 s, whatever keepalive_timeout_ms says.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
 ]

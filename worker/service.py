@@ -58,7 +58,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         except SessionError as error:
             _abort(context, error)
         gone = StreamEnd(grpc.StatusCode.CANCELLED, "the scheduler went away")
-        if not context.add_callback(lambda: stream.end(gone)):
+        if not context.add_callback(lambda: stream.end(gone)):  # gone already
+            self._close(stream)
             return
         threading.Thread(
             target=stream.read, args=(request_iterator, self._loop), name="step-reader", daemon=True
@@ -126,7 +127,7 @@ def _abort(context: grpc.ServicerContext, error: SessionError) -> NoReturn:
 
 
 def _epoch(context: grpc.ServicerContext) -> int:
-    value = dict(context.invocation_metadata()).get(EPOCH_KEY, "")
+    value = str(dict(context.invocation_metadata()).get(EPOCH_KEY, ""))
     if not value.isdecimal():
         context.abort(
             grpc.StatusCode.INVALID_ARGUMENT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -11,6 +12,8 @@ from worker.answer import Answer, RefusedAnswer
 from worker.geometry import PROTOCOL_VERSION, Geometry
 from worker.ledger import Ledger
 from worker.refusal import StepRefused
+
+log = logging.getLogger(__name__)
 
 
 class SessionError(Exception):
@@ -108,12 +111,20 @@ class Session:
                 self._check_order(step, unanswered)
                 checked = self._ledger.admit(step)
             except StepRefused as refusal:
-                refused = RefusedAnswer(step.step_id, refusal)
-                self._refused = self._refused or refused
-                return refused, False
+                return self._refuse(step, refusal), False
             answer = Answer(checked, arrived_ns, started_ns)
             self._keep(answer)
             return answer, True
+
+    def _refuse(self, step: worker_pb2.Step, refusal: StepRefused) -> RefusedAnswer:
+        """A step of another incarnation may have been on its way while this one began, so it
+        says nothing about this one's steps; any other refusal stops them until Reset."""
+        refused = RefusedAnswer(step.step_id, refusal)
+        ours = refusal.reason != worker_pb2.REFUSAL_REASON_WRONG_INCARNATION
+        if ours and not self._refused:
+            self._refused = refused
+            log.error("refused step %d: %s", step.step_id, refusal)
+        return refused
 
     def _answered(self, step: worker_pb2.Step) -> Answer | RefusedAnswer | None:
         """The answer that a repeated step had before."""

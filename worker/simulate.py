@@ -60,6 +60,7 @@ class SimulatedPending:
     non_finite: np.ndarray | None
     device_ns: int
     ends_ns: int
+    inline_ns: int = 0
 
     def wait(self) -> StepOutput:
         if (left := self.ends_ns - time.monotonic_ns()) > 0:

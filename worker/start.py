@@ -62,7 +62,12 @@ def _geometry(
 
 
 def _step_tokens(flags: argparse.Namespace, device: str) -> int:
-    return flags.max_step_tokens or max(_STEP_TOKENS[device], flags.max_rows)
+    return _given(flags.max_step_tokens, max(_STEP_TOKENS[device], flags.max_rows))
+
+
+def _given(flag: int | None, default: int) -> int:
+    """A flag's value; 0 is one, for the checks to refuse."""
+    return default if flag is None else flag
 
 
 def _simulation(flags: argparse.Namespace) -> Executor:
@@ -71,12 +76,12 @@ def _simulation(flags: argparse.Namespace) -> Executor:
     config: dict[str, Any] = {}
     if flags.model:
         config = json.loads((flags.model / "config.json").read_text())
-    vocab_size = flags.vocab_size or config.get("vocab_size", 32000)
+    vocab_size = _given(flags.vocab_size, config.get("vocab_size", 32000))
     geometry = _geometry(
         flags,
         "simulated",
-        flags.max_model_len or config.get("max_position_embeddings", 2048),
-        flags.num_blocks or _SIMULATED_BLOCKS,
+        _given(flags.max_model_len, config.get("max_position_embeddings", 2048)),
+        _given(flags.num_blocks, _SIMULATED_BLOCKS),
         fingerprint=fingerprint(flags.model) if flags.model else "",
         vocab_size=vocab_size,
         num_layers=config.get("num_hidden_layers", 1),
@@ -106,7 +111,9 @@ def _torch_runner(flags: argparse.Namespace) -> Executor:
     from worker.model.loader import load_weights
     from worker.runner import TorchRunner
 
-    if flags.threads:
+    if flags.threads is not None:
+        if flags.threads < 1:
+            raise ValueError(f"threads is {flags.threads}, must be at least 1")
         torch.set_num_threads(flags.threads)
     config = ModelConfig.from_folder(flags.model, flags.max_model_len)
     device = _device(flags.device)
@@ -145,9 +152,13 @@ def _device(name: str) -> str:
 
 def _pool(flags: argparse.Namespace, model: Llama) -> tuple[KVPool, int]:
     """The pool and its bytes per block; the plan goes to the log."""
-    from worker.kv_pool import PoolError, allocate_pool, plan_pool
+    from worker.kv_pool import allocate_pool, plan_pool
     from worker.model.memory_profile import pool_bytes
 
+    if not 0 < flags.gpu_memory_utilization <= 1:
+        raise ValueError(
+            f"gpu-memory-utilization is {flags.gpu_memory_utilization}, must be above 0, at most 1"
+        )
     kv_memory = parse_size(flags.kv_memory) if flags.kv_memory else None
     available = None
     if flags.num_blocks is None and kv_memory is None:
@@ -158,18 +169,15 @@ def _pool(flags: argparse.Namespace, model: Llama) -> tuple[KVPool, int]:
             block_size=flags.block_size,
             utilization=flags.gpu_memory_utilization,
         )
-    try:
-        plan = plan_pool(
-            model.config,
-            model.dtype,
-            flags.block_size,
-            max_rows=flags.max_rows,
-            num_blocks=flags.num_blocks,
-            kv_memory=kv_memory,
-            available=available,
-        )
-        for line in plan.describe():
-            log.info("%s", line)
-        return allocate_pool(plan, model.config, model.dtype, model.device), plan.bytes_per_block
-    except PoolError as error:
-        raise StartError(str(error)) from error
+    plan = plan_pool(
+        model.config,
+        model.dtype,
+        flags.block_size,
+        max_rows=flags.max_rows,
+        num_blocks=flags.num_blocks,
+        kv_memory=kv_memory,
+        available=available,
+    )
+    for line in plan.describe():
+        log.info("%s", line)
+    return allocate_pool(plan, model.config, model.dtype, model.device), plan.bytes_per_block

@@ -84,5 +84,6 @@ class StepLoop:
         answer, launch = stream.session.admit(arrival.step, arrival.arrived_ns, arrival.unanswered)
         if launch and isinstance(answer, Answer):
             answer.pendings = executor.launch(answer.step)
-            answer.input_ns = time.monotonic_ns() - answer.started_ns
+            spent_ns = time.monotonic_ns() - answer.started_ns
+            answer.input_ns = spent_ns - sum(pending.inline_ns for pending in answer.pendings)
         stream.put(answer)

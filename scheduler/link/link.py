@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 
 import grpc
 import numpy as np
@@ -52,11 +53,13 @@ class GrpcWorkerLink:
         fingerprint: str | None = None,
         epoch: int | None = None,
         slow_retry: float = _SLOW_RETRY_SECONDS,
+        channel_options: Sequence[tuple[str, int]] = CHANNEL_OPTIONS,
     ) -> None:
         self._address = address
         self._fingerprint = fingerprint
         self._epoch = time.time_ns() if epoch is None else epoch
         self._slow_retry = slow_retry
+        self._channel_options = channel_options
         self._backoff = Backoff()
         self._closed = threading.Event()
         # Held over each change of window and call, so that a step goes out exactly once per call.
@@ -108,8 +111,8 @@ class GrpcWorkerLink:
         """One connection, from Connect to the end of the stream, which raises RpcError. Returns
         after an answer that calls for a Reset."""
         with (
-            grpc.insecure_channel(self._address, CHANNEL_OPTIONS) as control,
-            grpc.insecure_channel(self._address, CHANNEL_OPTIONS) as steps,
+            grpc.insecure_channel(self._address, self._channel_options) as control,
+            grpc.insecure_channel(self._address, self._channel_options) as steps,
         ):
             with self._lock:
                 if self._closed.is_set():

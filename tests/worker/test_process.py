@@ -153,6 +153,7 @@ def test_a_socket_file_of_a_dead_worker_is_taken_over_and_that_of_a_live_one_is_
             "listen address '127.0.0.1' must be HOST:PORT with port 0 to 65535, or unix:PATH",
         ),
         (("--num-blocks", "1"), 1, "num_blocks is 1, must be 2 <= num_blocks < 2^31"),
+        (("--num-blocks", "0"), 1, "num_blocks is 0, must be 2 <= num_blocks < 2^31"),
         (
             ("--max-rows", "64", "--max-step-tokens", "32"),
             1,

@@ -189,6 +189,15 @@ def test_a_step_for_another_incarnation_is_refused(stub: Stub) -> None:
     )
 
 
+def test_a_late_step_of_the_last_incarnation_does_not_stop_this_one(stub: Stub) -> None:
+    stale = connect(stub).incarnation
+    fresh = stub.Reset(worker_pb2.ResetRequest(epoch=5)).incarnation
+    stream = Stream(stub, 5)
+    reason = stream.ask(first_step(stale)).refusal.reason
+    assert reason == worker_pb2.REFUSAL_REASON_WRONG_INCARNATION
+    assert tokens(stream.ask(first_step(fresh))) == A[:1]
+
+
 def test_a_step_id_that_is_not_the_next_is_refused(stub: Stub) -> None:
     incarnation = connect(stub).incarnation
     stream = Stream(stub, 5)

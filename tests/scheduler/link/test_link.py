@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import random
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -24,9 +25,11 @@ from scheduler.core.worker_link import (
     StepPlan,
     StepRefused,
 )
+from scheduler.link.channel_options import CHANNEL_OPTIONS
 from scheduler.link.link import GrpcWorkerLink
 from tests.worker.running_worker import RunningWorker, connect, running_worker
 from tests.worker.toy_scheduler import ToyScheduler, random_requests
+from tests.worker.worker_process import worker_process
 from worker.simulate import SimulationOptions
 from worker.simulated_tokens import expected_tokens
 
@@ -269,6 +272,28 @@ def test_a_newer_scheduler_takes_the_worker_over() -> None:
             assert old_inbox.next(Disconnected).reason.startswith("FAILED_PRECONDITION: epoch is ")
             link.send(empty_plan(1, second))
             assert inbox.next(StepAnswer).step_id == 1
+
+
+def test_a_worker_that_hangs_is_noticed_and_resumed_when_it_goes_on() -> None:
+    times = {
+        "grpc.keepalive_time_ms": 1000,
+        "grpc.keepalive_timeout_ms": 500,
+        "grpc.http2.ping_timeout_ms": 500,
+    }
+    options = [(name, times.get(name, value)) for name, value in CHANNEL_OPTIONS]
+    assert times.keys() <= dict(options).keys()
+    with (
+        worker_process("--simulate", "--listen", "127.0.0.1:0") as worker,
+        linked(worker.address(), channel_options=options) as (link, inbox),
+    ):
+        incarnation = inbox.next(Connected).info.incarnation
+        worker.process.send_signal(signal.SIGSTOP)
+        link.send(empty_plan(1, incarnation))
+        assert "ping timeout" in inbox.next(Disconnected).reason
+        link.send(empty_plan(2, incarnation))
+        worker.process.send_signal(signal.SIGCONT)
+        assert inbox.next(Connected).resumed
+        assert [inbox.next(StepAnswer).step_id for _ in range(2)] == [1, 2]
 
 
 def test_closing_ends_the_stream_whatever_the_link_is_doing() -> None:
