@@ -9,6 +9,7 @@ import torch
 
 _ALIGNMENT = 8  # bytes: the largest item, an int64
 _FIRST_BYTES = 1 << 20
+_DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
 
 
 class Staging:
@@ -57,7 +58,7 @@ class _PinnedBuffer:
         self._copied.record()
         return {
             name: packed[offset : offset + column.nbytes]
-            .view(torch.from_numpy(np.empty(0, column.dtype)).dtype)
+            .view(_DTYPES[column.dtype.name])
             .view(column.shape)
             for (name, column), offset in zip(columns.items(), offsets, strict=False)
         }

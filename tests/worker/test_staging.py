@@ -1,0 +1,30 @@
+"""Columns arrive on the device as they were, however many and however large."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from worker.staging import Staging
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_columns_of_every_type_and_size_arrive_unchanged(device: str) -> None:
+    """Odd counts, so that every column needs its padding, and one beyond the first buffer."""
+    staging, random = Staging(torch.device(device), depth=2), np.random.default_rng(0)
+    sent, received = [], []
+    for size in (1, 3, 0, 300_001, 5, 7, 11):
+        columns = {
+            "ids": random.integers(0, 2**31, size, dtype=np.int32),
+            "slots": random.integers(0, 2**62, (2, size), dtype=np.int64),
+            "temperatures": random.random(size, np.float32),
+            "wire": np.frombuffer(random.bytes(4 * size), "<i4"),
+        }
+        sent.append(columns)
+        received.append(staging.upload(columns))
+    for columns, tensors in zip(sent, received, strict=True):
+        assert tensors.keys() == columns.keys()
+        for name, column in columns.items():
+            assert tensors[name].device.type == device
+            assert np.array_equal(tensors[name].cpu().numpy(), column), name
