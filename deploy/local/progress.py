@@ -21,6 +21,7 @@ class Progress:
         self._start = time.monotonic()
         self._printed = self._start
         self._terminal = sys.stderr.isatty()
+        self._shown = ""
 
     @property
     def seconds(self) -> float:
@@ -30,9 +31,11 @@ class Progress:
         detail = _LOG_PREFIX.sub("", detail)
         line = f"{self._what}: {self.seconds:.0f} s" + (f", {detail}" if detail else "")
         if self._terminal:
-            width = shutil.get_terminal_size().columns - 1
-            sys.stderr.write(f"\r\x1b[K{line[:width]}")
-            sys.stderr.flush()
+            line = line[: shutil.get_terminal_size().columns - 1]
+            if line != self._shown:
+                self._shown = line
+                sys.stderr.write(f"\r\x1b[K{line}")
+                sys.stderr.flush()
         elif time.monotonic() - self._printed >= self._interval:
             self._printed = time.monotonic()
             print(line, file=sys.stderr, flush=True)

@@ -19,12 +19,13 @@ def test_a_pipe_gets_a_line_per_interval_without_the_log_prefix(
     assert capsys.readouterr().err == "starting: 0 s, loading 272 tensors\nstarting: 0 s\nready\n"
 
 
-def test_a_terminal_gets_one_line_redrawn_and_no_wider_than_it_is(
+def test_a_terminal_gets_one_line_redrawn_when_it_changes_and_no_wider_than_it_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "20")
     progress = Progress("starting")
+    progress.show("loading a file with a long name")
     progress.show("loading a file with a long name")
     progress.end("ready")
     assert capsys.readouterr().err == "\r\x1b[Kstarting: 0 s, load\r\x1b[Kready\n"
