@@ -18,7 +18,7 @@ from pathlib import Path
 
 from deploy.local.child import tied
 from deploy.local.progress import Progress
-from deploy.local.servers import Interrupted, ServerDied, Servers, ServerSettings
+from deploy.local.servers import AddressTaken, Interrupted, ServerDied, Servers, ServerSettings
 from deploy.local.stop_signals import StopSignals
 
 EXIT_FAILED = 1
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
             complaints = servers.stop()
     except Interrupted:
         return EXIT_INTERRUPTED if args.command else 0
-    except (ServerDied, TimeoutError) as error:
+    except (AddressTaken, ServerDied, TimeoutError) as error:
         print(f"deploy.local: {error}", file=sys.stderr)
         return EXIT_FAILED
     for complaint in complaints:
@@ -77,7 +77,9 @@ def _run(servers: Servers, signals: StopSignals, command: list[str]) -> int:
         try:
             while (status := process.poll()) is None:
                 servers.check()
-                if signals.asked.is_set():
+                if signals.asked_twice.is_set():
+                    process.kill()
+                elif signals.asked.is_set():
                     process.terminate()
                 time.sleep(0.02)
         except ServerDied:
@@ -97,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     serve = modes.add_parser("serve", help="run both in the foreground")
     serve.add_argument(
         "--listen",
+        type=_address,
         default="127.0.0.1:50051",
         help="the scheduler's address (default: %(default)s)",
     )
@@ -108,6 +111,12 @@ def _parser() -> argparse.ArgumentParser:
     for mode in (serve, run):
         _add_server_flags(mode)
     return parser
+
+
+def _address(text: str) -> str:
+    if text.endswith(":0"):
+        raise argparse.ArgumentTypeError(f"{text}: give the port that clients are to use, not 0")
+    return text
 
 
 def _add_server_flags(parser: argparse.ArgumentParser) -> None:

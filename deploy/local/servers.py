@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -26,6 +27,10 @@ _POLL = 0.05  # seconds
 
 class ServerDied(Exception):
     """A server ended by itself; the message has the tail of its output."""
+
+
+class AddressTaken(Exception):
+    """Another server listens at the address asked for."""
 
 
 class Interrupted(Exception):
@@ -61,7 +66,12 @@ class Servers:
         self.address = settings.listen or f"unix:{self._folder}/scheduler.sock"
 
     def __enter__(self) -> Self:
+        """Starts both. Raises AddressTaken."""
         settings = self._settings
+        # Another server there would be taken for ours, being healthy.
+        if settings.listen and _answers(settings.listen):
+            self.stop()
+            raise AddressTaken(f"another server listens at {settings.listen}; stop it first")
         worker_address = f"unix:{self._folder}/worker.sock"
         model = ["--model", str(settings.model)] if settings.model else []
         simulate = ["--simulate"] if settings.simulate else []
@@ -135,6 +145,17 @@ class Servers:
             answer = health.Check(health_pb2.HealthCheckRequest(), timeout=1)
             return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
         return False
+
+
+def _answers(address: str) -> bool:
+    """Whether a connection to `address`, host:port, is accepted."""
+    host, _, port = address.rpartition(":")
+    if host.startswith("unix") or not port.isdecimal():
+        return False  # for the scheduler to judge
+    with contextlib.suppress(OSError):
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
+        return True
+    return False
 
 
 def _signal_name(number: int) -> str:

@@ -34,3 +34,11 @@ class StopSignals:
         if self.asked.is_set():
             self.asked_twice.set()
         self.asked.set()
+
+
+class Unasked(StopSignals):
+    """For a program that leaves the signals as they are: never asked to stop."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.asked_twice = threading.Event()

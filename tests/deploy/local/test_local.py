@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -225,6 +226,34 @@ def test_an_interrupt_while_starting_stops_both(
     status, output = starting.end()
     assert status == expected, output
     assert all(is_gone(server) for server in servers)
+
+
+def test_an_address_in_use_is_refused_before_anything_starts(
+    launch: Callable[..., Launcher], folder: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        status, output = launch("serve", NO_TOKENIZER, f"--listen={address}").end()
+    assert status == 1
+    assert output == f"deploy.local: another server listens at {address}; stop it first"
+    assert os.listdir(folder) == []
+
+
+def test_a_command_that_ignores_a_request_to_stop_is_killed_at_the_second(
+    launch: Callable[..., Launcher],
+) -> None:
+    script = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "print('waiting', flush=True); time.sleep(60)"
+    )
+    running = launch("run", NO_TOKENIZER, "--", sys.executable, "-c", script)
+    running.wait_for("waiting")
+    running.process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    assert running.process.poll() is None
+    running.process.send_signal(signal.SIGTERM)
+    status, _ = running.end()
+    assert status == 128 + signal.SIGKILL
 
 
 def test_servers_that_are_never_ready_are_given_up(launch: Callable[..., Launcher]) -> None:
