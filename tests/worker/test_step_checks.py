@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
@@ -473,3 +475,54 @@ def test_slots_are_compared_with_tables_only_when_asked() -> None:
     ledger = Ledger(small_geometry(), check_slots=False)
     ledger.admit(first_step())
     ledger.admit(second_step(slot_mapping=int64(38, 20, 21, 22)))
+
+
+FIELDS = (
+    "free_rows",
+    "new_rows",
+    "table_rows",
+    "table_starts",
+    "table_counts",
+    "table_blocks",
+    "rows",
+    "query_lens",
+    "context_lens",
+    "slot_mapping",
+    "samples",
+    "decode_steps",
+)
+NUMBERS = (0, 1, 2, 3, 4, 5, 6, 8, 16, 39, 40, 64, 159, 160, -1, 2**31 - 1, -(2**31))
+
+
+def test_whatever_a_step_says_it_is_admitted_or_refused() -> None:
+    """2,000 steps with one to three fields replaced by numbers near every limit: none raises
+    anything else, and what is admitted writes inside the tables, the rows and the pool."""
+    rng, admitted = random.Random(0), 0
+    for _ in range(2000):
+        ledger = Ledger(small_geometry(), check_slots=rng.random() < 0.5)
+        ledger.admit(first_step())
+        step = second_step()
+        for name in rng.sample(FIELDS, rng.randint(1, 3)):
+            values = rng.choices(NUMBERS, k=rng.randint(0, 3))
+            if name == "decode_steps":
+                step.decode_steps = rng.choice(NUMBERS)
+            elif name == "samples":
+                step.samples = bytes(rng.choices((0, 1, 2), k=2))
+            elif name == "slot_mapping":
+                step.slot_mapping = int64(*values)
+            elif name == "new_rows":
+                step.new_rows.append(new_row(rng.choice(NUMBERS), "c", values, values))
+            else:
+                setattr(step, name, int32(*values))
+        try:
+            checked = ledger.admit(step)
+        except StepRefused:
+            continue
+        admitted += 1
+        assert ((checked.slots >= 4) & (checked.slots < 160)).all()
+        assert ((checked.block_indices >= 0) & (checked.block_indices < 16)).all()
+        assert ((checked.block_ids >= 1) & (checked.block_ids < 40)).all()
+        assert ((checked.token_ids >= 0) & (checked.token_ids < 1000)).all()
+        assert (checked.context_lens + checked.decode_steps - 1 <= 64).all()
+        assert checked.num_tokens * checked.decode_steps <= 64
+    assert admitted > 20
