@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import os
+from collections.abc import Callable
 
 from scheduler.api.address import AddressError, check_address
 from scheduler.api.model_folder import ModelFolder, ModelFolderError
@@ -13,6 +15,7 @@ from scheduler.api.service import ServedModel
 from scheduler.api.tokenizer import Tokenizer
 from scheduler.core.config import EngineConfig
 from scheduler.core.engine import Engine
+from scheduler.core.worker_link import WorkerLink
 from scheduler.link.link import GrpcWorkerLink
 
 
@@ -20,10 +23,16 @@ class StartError(Exception):
     """The scheduler cannot start; the message says why and what to do."""
 
 
-def run(flags: argparse.Namespace) -> None:
-    """Serves until a signal. Raises StartError."""
+def run(
+    flags: argparse.Namespace,
+    make_link: Callable[[argparse.Namespace, str | None], WorkerLink] | None = None,
+) -> None:
+    """Serves until a signal. Raises StartError.
+
+    `make_link` gets the flags and the fingerprint of the model that the worker must
+    serve; None makes the link over gRPC.
+    """
     try:
-        check_address("--worker", flags.worker, flags.insecure)
         server_config = ServerConfig(
             listen=flags.listen,
             insecure=flags.insecure,
@@ -37,16 +46,31 @@ def run(flags: argparse.Namespace) -> None:
             audit=flags.audit,
         )
         folder = ModelFolder.read(flags.model) if flags.model else None
-        link = GrpcWorkerLink(flags.worker, fingerprint=folder.fingerprint if folder else None)
+        link = (make_link or _grpc_link)(flags, folder.fingerprint if folder else None)
         model = _served_model(folder, flags.no_tokenizer)
         # What is loaded by now stays. A collection that walks it stops the engine for tens
         # of milliseconds.
         gc.freeze()
         asyncio.run(
-            serve(server_config, model, lambda front_end: Engine(engine_config, link, front_end))
+            serve(
+                server_config,
+                model,
+                lambda front_end: Engine(engine_config, link, front_end, on_fatal=_exit),
+            )
         )
     except (AddressError, ModelFolderError, ValueError) as error:
         raise StartError(str(error)) from error
+
+
+def _grpc_link(flags: argparse.Namespace, fingerprint: str | None) -> WorkerLink:
+    check_address("--worker", flags.worker, flags.insecure)
+    return GrpcWorkerLink(flags.worker, fingerprint=fingerprint)
+
+
+def _exit(_: Exception) -> None:
+    """A scheduler without its engine serves nobody: whoever started it must know. The
+    engine has logged the error."""
+    os._exit(1)
 
 
 def _served_model(folder: ModelFolder | None, no_tokenizer: bool) -> ServedModel:
