@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from deploy.local.child import Child
 from deploy.local.servers import Servers, ServerSettings
+from deploy.local.stop_signals import Unasked
 
 READY_SECONDS = 90.0
 
@@ -38,8 +37,7 @@ def running(
         echo=False,
         stop_patience=20.0,
     )
-    signals = SimpleNamespace(asked=threading.Event(), asked_twice=threading.Event())
-    with Servers(settings, signals) as servers:
+    with Servers(settings, Unasked()) as servers:
         servers.wait_until_ready(READY_SECONDS, lambda _: None)
         yield servers
         servers.check()

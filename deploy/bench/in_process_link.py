@@ -1,0 +1,98 @@
+"""A link without a wire: both halves of the server in one process.
+
+It is what the split is measured against. Steps reach the worker's session and executor as
+messages in memory; nothing is serialized and no other process is woken.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from scheduler.core.worker_link import (
+    Connected,
+    Inbox,
+    StepAnswer,
+    StepPlan,
+    StepRefused,
+    StepTimes,
+    WorkerInfo,
+)
+from scheduler.link.encoder import encode_step
+from worker.answer import Answer
+from worker.executor import Executor
+from worker.session import Session
+
+
+class InProcessLink:
+    """Implements WorkerLink over an executor of this process.
+
+    One thread checks and launches, as the worker's does, and another waits for the
+    device and answers.
+    """
+
+    def __init__(self, make_executor: Callable[[], Executor]) -> None:
+        self._make_executor = make_executor
+        self._plans: queue.SimpleQueue[tuple[StepPlan, int] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Answer, int] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def start(self, inbox: Inbox) -> None:
+        for work in (self._launch, self._answer):
+            thread = threading.Thread(target=work, args=(inbox,), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def send(self, plan: StepPlan) -> None:
+        self._plans.put((plan, time.monotonic_ns()))
+
+    def close(self) -> None:
+        self._plans.put(None)
+
+    def _launch(self, inbox: Inbox) -> None:
+        executor = self._make_executor()
+        executor.warm_up()
+        session = Session(executor.geometry, check_slots=False)
+        inbox.post(Connected(_info(session), resumed=False))
+        while (item := self._plans.get()) is not None:
+            plan, sent_ns = item
+            answer, _ = session.admit(encode_step(plan), sent_ns, 1)
+            if not isinstance(answer, Answer):
+                inbox.post(StepRefused(plan.step_id, str(answer), None))
+                return
+            answer.pendings = executor.launch(answer.step)
+            self._answers.put((answer, sent_ns))
+        self._answers.put(None)
+
+    def _answer(self, inbox: Inbox) -> None:
+        while (item := self._answers.get()) is not None:
+            answer, sent_ns = item
+            output = answer.pendings[0].wait()
+            times = StepTimes(
+                device=output.device_ns,
+                sample=output.sample_ns,
+                round_trip=time.monotonic_ns() - sent_ns,
+            )
+            tokens = np.asarray(output.tokens, np.int32)
+            inbox.post(StepAnswer(answer.step.step_id, tokens, output.non_finite, times))
+
+
+def _info(session: Session) -> WorkerInfo:
+    geometry, status = session.geometry, session.status()
+    return WorkerInfo(
+        incarnation=status.incarnation,
+        last_executed_step=0,
+        device=geometry.device,
+        fingerprint=geometry.fingerprint,
+        vocab_size=geometry.vocab_size,
+        max_model_len=geometry.max_model_len,
+        num_blocks=geometry.num_blocks,
+        block_size=geometry.block_size,
+        max_rows=geometry.max_rows,
+        max_step_tokens=geometry.max_step_tokens,
+        max_steps_in_flight=geometry.max_steps_in_flight,
+    )

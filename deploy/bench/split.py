@@ -1,0 +1,138 @@
+"""`python -m deploy.bench.split`: what the split into two processes costs.
+
+The same load goes to scheduler and worker as two processes and to both halves in one
+process, in turn. A pair is one run of each; the cost is the median over pairs of
+T(two) / T(one) - 1, with the 95 % interval of that median by bootstrap.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from deploy.bench.load import random_prompts, run_batch
+from deploy.bench.machine import machine
+from deploy.local.child import Child
+from deploy.local.progress import Progress
+from deploy.local.servers import Servers, ServerSettings
+from deploy.local.stop_signals import Unasked
+from deploy.model.fetch import fetch
+from nanoserve import Client, NanoserveError
+
+READY_SECONDS = 600.0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = _parser().parse_args(arguments)
+    folder = fetch(args.model)
+    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    worker_flags = ("--threads", str(args.threads), *shlex.split(args.worker_args))
+    progress = Progress("bench-split")
+    ratios: dict[int, list[float]] = {streams: [] for streams in args.streams}
+    with _two(folder, worker_flags, progress) as two, _one(folder, worker_flags) as one:
+        for address in (two, one):
+            run_batch(address, random_prompts(max(args.streams), args.prompt, vocab_size, 0), 8)
+        for pair in range(1, args.pairs + 1):
+            for streams in args.streams:
+                progress.show(f"pair {pair} of {args.pairs}, {streams} streams")
+                prompts = random_prompts(streams, args.prompt, vocab_size, pair)
+                order = (two, one) if pair % 2 else (one, two)
+                seconds = {a: run_batch(a, prompts, args.output).end for a in order}
+                ratios[streams].append(seconds[two] / seconds[one])
+    progress.end(f"{args.pairs} pairs took {progress.seconds:.0f} s")
+    for streams, values in ratios.items():
+        low, high = _interval(values)
+        cost = statistics.median(values) - 1
+        print(
+            f"{streams} streams: two processes take {100 * cost:+.1f} % "
+            f"(95 %: {100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %)"
+        )
+    if args.json:
+        report = {"ratios": ratios, "machine": machine()}
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+@contextmanager
+def _two(folder: Path, worker_flags: tuple[str, ...], progress: Progress) -> Iterator[str]:
+    settings = ServerSettings(
+        model=folder,
+        listen=None,
+        simulate=False,
+        worker_args=worker_flags,
+        scheduler_args=(),
+        echo=False,
+        stop_patience=40.0,
+    )
+    with Servers(settings, Unasked()) as servers:
+        servers.wait_until_ready(READY_SECONDS, progress.show)
+        yield servers.address
+
+
+@contextmanager
+def _one(folder: Path, worker_flags: tuple[str, ...]) -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="nanoserve-") as socket_folder:
+        address = f"unix:{socket_folder}/scheduler.sock"
+        model = ("--model", str(folder))
+        flags = (*model, *worker_flags, "--", *model, "--listen", address)
+        child = Child("server", [sys.executable, "-m", "deploy.bench.one_process", *flags], False)
+        try:
+            _wait_until_ready(address, child)
+            yield address
+        finally:
+            child.stop(20.0, Unasked().asked)
+
+
+def _wait_until_ready(address: str, child: Child) -> None:
+    give_up = time.monotonic() + READY_SECONDS
+    with Client(address) as client:
+        while time.monotonic() < give_up:
+            with contextlib.suppress(NanoserveError):
+                if client.status().ready:
+                    return
+            if child.exit_status is not None:
+                break
+            time.sleep(0.1)
+    raise RuntimeError(f"the server in one process did not become ready:\n{child.tail()}")
+
+
+def _interval(values: list[float]) -> tuple[float, float]:
+    """95 % of the median, from 10,000 resamples."""
+    picks = np.random.default_rng(0).choice(values, (10_000, len(values)))
+    low, high = np.percentile(np.median(picks, axis=1), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m deploy.bench.split",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--model", default="default", help="as for make (default: %(default)s)")
+    add("--streams", type=int, nargs="+", default=[8], help="default: 8")
+    add("--prompt", type=int, default=32, help="prompt ids (default: %(default)s)")
+    add("--output", type=int, default=64, help="output tokens (default: %(default)s)")
+    add("--pairs", type=int, default=10, help="default: %(default)s")
+    threads = len(os.sched_getaffinity(0))
+    add("--threads", type=int, default=threads, help="of torch, each (default: %(default)s)")
+    add("--worker-args", default="", metavar="FLAGS", help="more flags for both workers")
+    add("--json", type=Path, metavar="FILE", help="write every ratio there")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
