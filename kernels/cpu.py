@@ -35,7 +35,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Torch has no fused RMS norm on the CPU, but a fused layer norm: (x, -x) has mean 0 and x's
     mean square as its variance, so the first half of its layer norm is x's RMS norm."""
     width = x.shape[-1]
-    both = torch.nn.functional.layer_norm(torch.cat((x, -x), dim=-1), (2 * width,), None, None, eps)
+    both = torch.layer_norm(torch.cat((x, -x), dim=-1), (2 * width,), None, None, eps)
     return both[..., :width] * weight
 
 

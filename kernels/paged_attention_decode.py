@@ -16,8 +16,9 @@ from kernels.attention_tile import add_tile, load_tile
 from kernels.launch import INTERPRETED, is_fp32, next_power_of_2
 
 SPLIT = 256
-# Partial results merged at a time; fixed, like the split, so that the sums' order is.
-MERGED = 32
+# Partial results merged at a time. Which of the two depends on the row's own count alone, so that,
+# as with the split, no neighbour changes the order of a sum.
+FEW, MANY = 4, 32
 
 
 @triton.jit
@@ -75,38 +76,53 @@ def decode_kernel(
 @triton.jit
 def merge_kernel(
     partial, partial_stats, context_lens, out, max_splits,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SPLIT: tl.constexpr, MERGED: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SPLIT: tl.constexpr,
+    FEW: tl.constexpr, MANY: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     sequence, head = tl.program_id(0), tl.program_id(1)
     context = tl.load(context_lens + sequence)
     if context <= SPLIT:
         return
     dims = tl.arange(0, BLOCK_D)
-    inside = dims < HEAD_DIM
     row = sequence.to(tl.int64) * HEADS + head
+    first, end = row * max_splits, row * max_splits + tl.cdiv(context, SPLIT)
     acc = tl.zeros((BLOCK_D,), tl.float32)
     top = float("-inf")
     total = 0.0
-    splits = tl.cdiv(context, SPLIT)
-    for start in range(0, splits, MERGED):
-        part = start + tl.arange(0, MERGED)
-        real = part < splits
-        slots = row * max_splits + part
-        part_top = tl.load(partial_stats + slots * 2, mask=real, other=float("-inf"))
-        part_total = tl.load(partial_stats + slots * 2 + 1, mask=real, other=0.0)
-        values = tl.load(
-            partial + slots[:, None] * HEAD_DIM + dims[None, :],
-            mask=real[:, None] & inside[None, :],
-            other=0.0,
+    if end - first <= FEW:
+        acc, top, total = merge_parts(
+            partial, partial_stats, first, end, dims, acc, top, total, HEAD_DIM, FEW
         )
-        new_top = tl.maximum(top, tl.max(part_top, axis=0))
-        shrink = tl.exp2(top - new_top)
-        weight = tl.exp2(part_top - new_top)
-        acc = acc * shrink + tl.sum(values * weight[:, None], axis=0)
-        total = total * shrink + tl.sum(part_total * weight, axis=0)
-        top = new_top
-    tl.store(out + row * HEAD_DIM + dims, (acc / total).to(out.dtype.element_ty), mask=inside)
+    else:
+        for part in range(first, end, MANY):
+            acc, top, total = merge_parts(
+                partial, partial_stats, part, end, dims, acc, top, total, HEAD_DIM, MANY
+            )
+    result = (acc / total).to(out.dtype.element_ty)
+    tl.store(out + row * HEAD_DIM + dims, result, mask=dims < HEAD_DIM)
+
+
+@triton.jit
+def merge_parts(
+    partial, partial_stats, first, end, dims, acc, top, total,
+    HEAD_DIM: tl.constexpr, COUNT: tl.constexpr,
+):  # fmt: skip
+    """Add COUNT partial results from `first` on, but none from `end` on, to acc [d], top, total."""
+    parts = first + tl.arange(0, COUNT)
+    real = parts < end
+    part_top = tl.load(partial_stats + parts * 2, mask=real, other=float("-inf"))
+    part_total = tl.load(partial_stats + parts * 2 + 1, mask=real, other=0.0)
+    values = tl.load(
+        partial + parts[:, None] * HEAD_DIM + dims[None, :],
+        mask=real[:, None] & (dims < HEAD_DIM)[None, :],
+        other=0.0,
+    )
+    new_top = tl.maximum(top, tl.max(part_top, axis=0))
+    shrink = tl.exp2(top - new_top)
+    weight = tl.exp2(part_top - new_top)
+    acc = acc * shrink + tl.sum(values * weight[:, None], axis=0)
+    total = total * shrink + tl.sum(part_total * weight, axis=0)
+    return acc, new_top, total
 
 
 def tile_config(head_dim: int, fp32: bool) -> dict[str, int]:
@@ -152,7 +168,7 @@ def paged_attention_decode(
     if splits > 1:
         merge_kernel[(sequences, heads)](
             partial, stats, context_lens, out, splits,
-            HEADS=heads, HEAD_DIM=head_dim, SPLIT=SPLIT, MERGED=MERGED, BLOCK_D=block_d,
-            num_warps=4,
+            HEADS=heads, HEAD_DIM=head_dim, SPLIT=SPLIT, FEW=FEW, MANY=MANY,
+            BLOCK_D=block_d, num_warps=1 if head_dim <= 64 else 2,
         )  # fmt: skip
     return out

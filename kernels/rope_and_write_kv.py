@@ -9,7 +9,7 @@ import triton.language as tl
 
 from kernels.launch import next_power_of_2
 
-HEADS_PER_PROGRAM = 4
+HEADS_PER_PROGRAM = 16
 
 
 @triton.jit
@@ -73,6 +73,6 @@ def rope_and_write_kv(
             qkv, positions, cos_sin, slot_mapping, k_pool, v_pool, q,
             NUM_HEADS=num_heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim,
             BLOCK_H=HEADS_PER_PROGRAM, BLOCK_HALF=next_power_of_2(head_dim // 2),
-            num_warps=1,
+            num_warps=2,
         )  # fmt: skip
     return q

@@ -56,9 +56,9 @@ def cases() -> list[tuple[str, dict, str]]:
         assert set(head_dims) <= set(TRITON_HEAD_DIMS)
         for head_dim in head_dims:
             found += attention(head_dim, dtype)
-    rope = {"NUM_HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 80, "BLOCK_H": 4, "BLOCK_HALF": 64}
+    rope = {"NUM_HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 80, "BLOCK_H": 16, "BLOCK_HALF": 64}
     gemv = {"K": 2048, "ROWS": 2, "BLOCK_K": 1024, "HAS_BIAS": True, "num_warps": 4}
-    merge = {"HEADS": 32, "HEAD_DIM": 128, "SPLIT": 256, "MERGED": 32, "BLOCK_D": 128}
+    merge = {"HEADS": 32, "HEAD_DIM": 128, "SPLIT": 256, "FEW": 4, "MANY": 32, "BLOCK_D": 128}
     for dtype in ("bf16", "fp32"):
         found += [
             ("merge_kernel", merge, dtype),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import kernels
-from kernels.paged_attention_decode import SPLIT
+from kernels.paged_attention_decode import FEW, SPLIT
 from tests.kernels import checks
 from tests.kernels.cases import Paged, paged, randn, starts_of
 
@@ -31,6 +31,12 @@ def test_every_grouping_of_heads_equals_the_oracle(heads: tuple[int, int]) -> No
 def test_contexts_at_the_splits_borders_equal_the_oracle() -> None:
     contexts = [SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT + 3]
     checks.check_attention(OPS, FP32, "cpu", contexts, [1, 2, 17, 3], (2, 1), 16, 16)
+
+
+def test_contexts_of_many_splits_equal_the_oracle() -> None:
+    for parts in (FEW, FEW + 1):
+        contexts = [parts * SPLIT - 1, parts * SPLIT, 3]
+        checks.check_attention(OPS, FP32, "cpu", contexts, [1, 1, 1], (1, 1), 16, 64)
 
 
 def test_attention_over_one_position_is_its_value() -> None:

@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.timeout(400)  # a tenth of that, but for other work on the cores
 def test_every_kernel_compiles_for_sm_90(tmp_path: Path) -> None:
     script = Path(__file__).with_name("compile_for_sm90.py")
     root = script.parents[2]

@@ -10,8 +10,8 @@ from tests.kernels.cases import Paged, randn
 pytestmark = pytest.mark.gpu
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 BF16 = torch.bfloat16
-CONTEXTS = [1, 2, 15, 16, 17, 255, 256, 257, 900, 4097]
-QUERIES = [1, 2, 15, 1, 17, 255, 100, 257, 33, 17]
+CONTEXTS = [1, 2, 15, 16, 17, 255, 256, 257, 900, 1500, 4097, 9000]
+QUERIES = [1, 2, 15, 1, 17, 255, 100, 257, 33, 1, 17, 2]
 
 
 @pytest.fixture(scope="module")
