@@ -43,7 +43,8 @@ class CudaPending:
 class ResultBuffer:
     """One pinned buffer with the events of one repetition."""
 
-    def __init__(self, max_rows: int) -> None:
+    def __init__(self, max_rows: int, device: torch.device) -> None:
+        self._stream = torch.cuda.current_stream(device)  # looked up once: that is slow
         self._host = torch.empty(max_rows, dtype=torch.int32, pin_memory=True)
         self._started, self._computed, self._sampled, self._copied = (
             torch.cuda.Event(enable_timing=True) for _ in range(4)
@@ -54,15 +55,15 @@ class ResultBuffer:
         """Frees the buffer: a result that no stream asked for is kept by its Pending."""
         if self.pending:
             self.pending.wait()
-        self._started.record()
+        self._started.record(self._stream)
 
     def computed(self) -> None:
-        self._computed.record()
+        self._computed.record(self._stream)
 
     def finish(self, sampled: torch.Tensor) -> CudaPending:
-        self._sampled.record()
+        self._sampled.record(self._stream)
         self._host[: len(sampled)].copy_(sampled, non_blocking=True)
-        self._copied.record()
+        self._copied.record(self._stream)
         self.pending = CudaPending(self, len(sampled))
         return self.pending
 

@@ -37,7 +37,7 @@ class TorchRunner:
         self._results: list[CpuClock | ResultBuffer] = [CpuClock()]
         if model.device.type == "cuda":
             count = (depth + 1) * geometry.max_decode_steps
-            self._results = [ResultBuffer(geometry.max_rows) for _ in range(count)]
+            self._results = [ResultBuffer(geometry.max_rows, model.device) for _ in range(count)]
         self._next_result = 0
 
     @torch.inference_mode()

@@ -9,7 +9,11 @@ import torch
 
 _ALIGNMENT = 8  # bytes: the largest item, an int64
 _FIRST_BYTES = 1 << 20
-_DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
+_DTYPES = {
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float32): torch.float32,
+}
 
 
 class Staging:
@@ -24,7 +28,7 @@ class Staging:
         self._device = device
         self._ring: list[_PinnedBuffer] = []
         if device.type == "cuda":
-            self._ring = [_PinnedBuffer() for _ in range(depth + 1)]
+            self._ring = [_PinnedBuffer(device) for _ in range(depth + 1)]
         self._next = 0
 
     def upload(self, columns: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
@@ -32,17 +36,17 @@ class Staging:
             return {name: _shared(column) for name, column in columns.items()}
         buffer = self._ring[self._next]
         self._next = (self._next + 1) % len(self._ring)
-        return buffer.upload(columns, self._device)
+        return buffer.upload(columns)
 
 
 class _PinnedBuffer:
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.current_stream(device)  # looked up once: that is slow
         self._copied = torch.cuda.Event()
         self._pinned = torch.empty(_FIRST_BYTES, dtype=torch.uint8, pin_memory=True)
 
-    def upload(
-        self, columns: Mapping[str, np.ndarray], device: torch.device
-    ) -> dict[str, torch.Tensor]:
+    def upload(self, columns: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
         offsets = [0]
         for column in columns.values():
             end = offsets[-1] + column.nbytes
@@ -54,14 +58,20 @@ class _PinnedBuffer:
         host = self._pinned.numpy()
         for column, offset in zip(columns.values(), offsets, strict=False):
             host[offset : offset + column.nbytes] = column.reshape(-1).view(np.uint8)
-        packed = self._pinned[: offsets[-1]].to(device, non_blocking=True)
-        self._copied.record()
+        packed = self._pinned[: offsets[-1]].to(self._device, non_blocking=True)
+        self._copied.record(self._stream)
+        typed = {
+            dtype: packed.view(_DTYPES[dtype]) for dtype in {c.dtype for c in columns.values()}
+        }
         return {
-            name: packed[offset : offset + column.nbytes]
-            .view(_DTYPES[column.dtype.name])
-            .view(column.shape)
+            name: _slice(typed[column.dtype], offset // column.itemsize, column)
             for (name, column), offset in zip(columns.items(), offsets, strict=False)
         }
+
+
+def _slice(packed: torch.Tensor, start: int, column: np.ndarray) -> torch.Tensor:
+    part = packed[start : start + column.size]
+    return part if column.ndim == 1 else part.view(column.shape)
 
 
 def _shared(column: np.ndarray) -> torch.Tensor:
