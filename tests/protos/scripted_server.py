@@ -69,12 +69,12 @@ class ScriptedServer(pb_grpc.InferenceServiceServicer):
         self, request: pb.GenerateRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.GenerateResponse]:
         """A handler: one piece, then nothing until the call ends."""
-        ended = threading.Event()
-        if not context.add_callback(ended.set):
-            ended.set()
+        # Not after the yield: the library does not come back for more once it knows that
+        # the client is gone.
+        if not context.add_callback(self.cancelled.set):
+            self.cancelled.set()
         yield pb.GenerateResponse(request_id=request.request_id, text="Hel", token_ids=[1])
-        assert ended.wait(20)
-        self.cancelled.set()
+        assert self.cancelled.wait(20)
 
 
 def say(*pieces: str, last: pb.GenerateResponse | None = None) -> Handler:
