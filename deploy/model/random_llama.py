@@ -142,12 +142,17 @@ def write_random_llama(
 ) -> Path:
     """Writes `folder`: configs, tokenizer and safetensors, sharded when over `shard_bytes`."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    generation = {key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config}
-    (folder / "generation_config.json").write_text(json.dumps(generation) + "\n")
+    write_config(folder, config)
     write_byte_tokenizer(folder)
     write_tensors(folder, random_tensors(config, seed, device), shard_bytes)
     return folder
+
+
+def write_config(folder: Path, config: dict) -> None:
+    """Writes config.json and generation_config.json."""
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    generation = {key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config}
+    (folder / "generation_config.json").write_text(json.dumps(generation) + "\n")
 
 
 def write_tensors(

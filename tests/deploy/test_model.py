@@ -16,6 +16,9 @@ from deploy.model.cache import FetchError, damage, write_manifest
 from deploy.model.random_llama import SHAPES, main, tensor_shapes
 from tests.tiny_llama import tiny_llama
 
+# The first use gets and converts the default model.
+pytestmark = pytest.mark.timeout(400)
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -9,6 +9,9 @@ import transformers
 from deploy.model.fetch import fetch
 from tests.player import Player, greedy, load_llama
 
+# The first use gets and converts the model, and cores are shared.
+pytestmark = pytest.mark.timeout(400)
+
 QUESTIONS = (
     "What is the capital of France?",
     "Say hi.",
