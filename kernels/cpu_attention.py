@@ -2,9 +2,9 @@
 
 A query at position p always reads a context padded to `padded_length(p + 1)`, as a decode and as a
 part of any prompt chunk alike, with the padding masked. The fused kernel works on each (row, head)
-alone, and its result for a query does not depend on how many queries share the call once there are
-`_query_floor` of them in the last block. So an output is the same, bit for bit, whatever the batch
-and the chunks.
+alone, and its result for a query does not depend on how many queries share the call, within the
+bounds that `_query_counts` measures. So an output is the same, bit for bit, whatever the batch and
+the chunks.
 
 Padding reads the row's own last slot again: it is finite where the row is, so its weight of exactly
 0 takes it out, and no slot past the context length, nor one of another row, is ever read.
@@ -20,6 +20,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 STEP = 64
 # Torch's CPU kernel takes queries in blocks of 32 (or, for many, in multiples of that).
 QUERY_BLOCK = 32
+MANY_QUERIES = 128
 
 
 def padded_length(length: int) -> int:
@@ -89,6 +90,7 @@ def plan_prefill(
 ) -> tuple[PrefillSequence, ...]:
     """What all layers of a step share; a sequence without queries has no part in it."""
     starts = query_starts.tolist()
+    _, limit = _query_counts(k_pool.dtype, k_pool.shape[3], torch.get_num_threads())
     plan = []
     for i, context in enumerate(context_lens.tolist()):
         first = context - (starts[i + 1] - starts[i])
@@ -97,7 +99,7 @@ def plan_prefill(
         padded = padded_length(context)
         lens = torch.tensor([[context]])
         slots = _slots(block_tables, rows[i : i + 1], lens, padded, k_pool.shape[1])
-        tiles = _tiles(starts[i], first, context, k_pool.dtype)
+        tiles = _tiles(starts[i], first, context, limit, k_pool.dtype)
         plan.append(PrefillSequence(slots.view(-1), tiles))
     return tuple(plan)
 
@@ -187,7 +189,7 @@ def _attend(
     queries = q.shape[2]
     missing = 0
     if queries % QUERY_BLOCK:
-        floor = _query_floor(q.dtype, q.shape[3], torch.get_num_threads())
+        floor, _ = _query_counts(q.dtype, q.shape[3], torch.get_num_threads())
         missing = max(floor - queries % QUERY_BLOCK, 0)
     if missing:
         q = pad(q, (0, 0, 0, missing))
@@ -198,22 +200,27 @@ def _attend(
 
 
 @cache
-def _query_floor(dtype: torch.dtype, head_dim: int, threads: int) -> int:  # noqa: ARG001
-    """The number of queries in a block from which on a query's result is that of a full block.
+def _query_counts(dtype: torch.dtype, head_dim: int, threads: int) -> tuple[int, int]:  # noqa: ARG001
+    """(floor, limit) of the queries of a call whose results are those of a full block, measured.
 
-    Fewer take another matrix kernel on some machines (in fp32 a vector product for one query), so
-    the number is measured.
+    The last block must hold `floor` queries at least: fewer take another matrix kernel on some
+    machines (in fp32 a vector product for one query). A call may hold `limit` at most: more may
+    take another algorithm.
     """
-    floor = 1
+    floor, limit = 1, MANY_QUERIES
     for padded in (STEP, 3 * STEP, 10 * STEP):
+        mask = _mask(torch.arange(padded) < padded - 6, dtype).view(1, 1, 1, padded)
         for q, keys, values in _probes(padded, head_dim, dtype):
-            mask = _mask(torch.arange(padded) < padded - 6, dtype).view(1, 1, 1, padded)
             whole = scaled_dot_product_attention(q, keys, values, attn_mask=mask)
             for n in range(floor, QUERY_BLOCK):
                 part = scaled_dot_product_attention(q[:, :, :n], keys, values, attn_mask=mask)
                 if not torch.equal(part, whole[:, :, :n]):
                     floor = n + 1
-    return floor
+            repeat = (1, 1, MANY_QUERIES // QUERY_BLOCK, 1)
+            many = scaled_dot_product_attention(q.repeat(repeat), keys, values, attn_mask=mask)
+            if not torch.equal(many, whole.repeat(repeat)):
+                limit = QUERY_BLOCK
+    return floor, limit
 
 
 def _probes(
@@ -253,12 +260,15 @@ def _slots(
     return blocks * block_size + positions % block_size
 
 
-def _tiles(token: int, position: int, end: int, dtype: torch.dtype) -> tuple[PrefillTile, ...]:
-    """Cut positions [position, end), packed from `token` on, where the padded length changes."""
+def _tiles(
+    token: int, position: int, end: int, limit: int, dtype: torch.dtype
+) -> tuple[PrefillTile, ...]:
+    """Cut positions [position, end), packed from `token` on, where the padded length changes and
+    after `limit` positions."""
     tiles = []
     while position < end:
         padded = padded_length(position + 1)
-        stop = min(end, padded)
+        stop = min(end, padded, position + limit)
         visible = torch.arange(padded) <= torch.arange(position, stop).unsqueeze(1)
         tiles.append(PrefillTile(token, token + stop - position, padded, _mask(visible, dtype)))
         token, position = token + stop - position, stop

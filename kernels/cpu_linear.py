@@ -82,27 +82,28 @@ def _agrees(shape: Shape, rows: int) -> bool:
     """Whether every row of a product of `rows` rows equals, bit for bit, the same row in a tile."""
     if rows == TILE:
         return True
-    weight, bias, signs = _probe(shape)
+    weight, bias, columns = _probe(shape)
     generator = torch.Generator().manual_seed(rows)
-    x = torch.randn(rows, shape[1] // 2 + 1, generator=generator).to(shape[2])
-    x = x[:, signs.abs() - 1] * signs.sign().to(shape[2])
+    values = torch.randn(rows, shape[1] // 2 + 1, generator=generator).to(shape[2])
+    x = values[:, columns.abs() - 1] * columns.sign().to(shape[2])
     tiles = torch.nn.functional.pad(x, (0, 0, 0, -rows % TILE)).split(TILE)
     expected = torch.cat([_multiply(tile, weight, bias) for tile in tiles])[:rows]
     return torch.equal(_multiply(x, weight, bias), expected)
 
 
-@cache
 def _probe(shape: Shape) -> tuple[PackedWeight, torch.Tensor | None, torch.Tensor]:
     """(weight, bias, columns) whose products cancel in pairs, so that a result is all rounding.
 
     Any other order of the sum then shows, also through the rounding to bf16. Column j of an input
-    is its value |columns[j]| - 1 with the sign of columns[j].
+    is its value |columns[j]| - 1 with the sign of columns[j]. The weight repeats a few features and
+    is not kept: it is as large as the layer's.
     """
     n, k, dtype, has_bias, _ = shape
     generator = torch.Generator().manual_seed(0)
     pairs = torch.randperm(k, generator=generator)
     index = pairs // 2
     columns = torch.where(pairs % 2 == 0, index + 1, -(index + 1))
-    weight = torch.randn(n, k // 2 + 1, generator=generator).to(dtype)[:, index]
+    features = torch.randn(64, k // 2 + 1, generator=generator).to(dtype)[:, index]
+    weight = features.repeat(-(-n // 64), 1)[:n]
     bias = torch.zeros(n, dtype=dtype) if has_bias else None
     return pack_weight(weight), bias, columns

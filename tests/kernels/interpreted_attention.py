@@ -34,9 +34,8 @@ def test_contexts_at_the_splits_borders_equal_the_oracle() -> None:
 
 
 def test_contexts_of_many_splits_equal_the_oracle() -> None:
-    for parts in (FEW, FEW + 1):
-        contexts = [parts * SPLIT - 1, parts * SPLIT, 3]
-        checks.check_attention(OPS, FP32, "cpu", contexts, [1, 1, 1], (1, 1), 16, 64)
+    contexts = [FEW * SPLIT, FEW * SPLIT + 1]
+    checks.check_attention(OPS, FP32, "cpu", contexts, [1, 1], (1, 1), 16, 64)
 
 
 def test_attention_over_one_position_is_its_value() -> None:
