@@ -22,9 +22,10 @@ def _no_plan(*_: Any, **__: Any) -> None:
 class Ops:
     """The functions that a model is made of; `kernels.reference` documents each.
 
+    `plan_rope(positions, cos_sin, slot_mapping)`,
     `plan_decode(k_pool, block_tables, rows, context_lens)` and
     `plan_prefill(k_pool, block_tables, rows, query_starts, context_lens)` prepare what all layers
-    of a step share; an attention op given no `plan` makes its own. k_pool is any layer's.
+    of a step share; an op given no `plan` makes its own. k_pool is any layer's.
     """
 
     face: str
@@ -39,6 +40,7 @@ class Ops:
     sample: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     plan_decode: Callable[..., Any] = _no_plan
     plan_prefill: Callable[..., Any] = _no_plan
+    plan_rope: Callable[..., Any] = _no_plan
 
 
 def ops(device: torch.device | str, face: str = "auto") -> Ops:
@@ -63,7 +65,7 @@ def ops(device: torch.device | str, face: str = "auto") -> Ops:
             raise ValueError(f"face 'cpu' does not run on {device}: use 'triton' or 'auto'")
         from kernels import cpu
 
-        return _table(cpu, "cpu", plan_decode=cpu.plan_decode, plan_prefill=cpu.plan_prefill)
+        return _table(cpu, "cpu", **{name: getattr(cpu, name) for name in _PLANS})
     from kernels import triton_ops
 
     triton_ops.check_device(kind)
@@ -75,4 +77,4 @@ def _table(module: Any, face: str, **plans: Callable[..., Any]) -> Ops:
     return Ops(face=face, **{name: getattr(module, name) for name in names}, **plans)
 
 
-_PLANS = ("plan_decode", "plan_prefill")
+_PLANS = ("plan_decode", "plan_prefill", "plan_rope")

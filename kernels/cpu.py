@@ -3,6 +3,7 @@
 Every function has the signature of its namesake in `kernels.reference`.
 """
 
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -24,6 +25,7 @@ __all__ = [
     "paged_attention_prefill",
     "plan_decode",
     "plan_prefill",
+    "plan_rope",
     "rms_norm",
     "rope_and_write_kv",
     "sample",
@@ -46,6 +48,28 @@ def add_rms_norm(
     return rms_norm(total, weight, eps), total
 
 
+@dataclass(frozen=True)
+class RopePlan:
+    """The rotation of a step's tokens: head * cos + swapped halves * sin. t tokens."""
+
+    cos: torch.Tensor  # fp32 [t, 1, 2, d/2], the cosines twice
+    sin: torch.Tensor  # fp32 [t, 1, 2, d/2], the sines negated, then as they are
+    slot: int | None  # the slot, if there is one token only
+
+
+def plan_rope(
+    positions: torch.Tensor, cos_sin: torch.Tensor, slot_mapping: torch.Tensor
+) -> RopePlan:
+    """What all layers of a step share."""
+    tokens = positions.shape[0]
+    cos, sin = cos_sin.index_select(0, positions).view(tokens, 1, 2, -1).chunk(2, dim=2)
+    return RopePlan(
+        cos=torch.cat((cos, cos), dim=2),
+        sin=torch.cat((-sin, sin), dim=2),
+        slot=int(slot_mapping.item()) if tokens == 1 else None,
+    )
+
+
 def rope_and_write_kv(
     qkv: torch.Tensor,
     positions: torch.Tensor,
@@ -54,27 +78,26 @@ def rope_and_write_kv(
     k_pool: torch.Tensor,
     v_pool: torch.Tensor,
     num_heads: int,
+    plan: RopePlan | None = None,
 ) -> torch.Tensor:
+    if plan is None:
+        plan = plan_rope(positions, cos_sin, slot_mapping)
     tokens = qkv.shape[0]
     kv_heads, head_dim = k_pool.shape[2:]
     heads = qkv.view(tokens, -1, 2, head_dim // 2)
     turning = heads[:, : num_heads + kv_heads]
-    first, second = turning.unbind(2)
-    cos, sin = cos_sin.index_select(0, positions).view(tokens, 1, 2, -1).unbind(2)
-    turned = turning * cos.unsqueeze(2)
-    turned[:, :, 0].addcmul_(second, sin, value=-1)
-    turned[:, :, 1].addcmul_(first, sin)
-    turned = turned.view(tokens, -1, head_dim)
+    turned = (turning * plan.cos).addcmul_(turning.flip(2), plan.sin)
+    turned = turned.to(qkv.dtype).view(tokens, -1, head_dim)
     k = turned[:, num_heads:]
     v = qkv.view(tokens, -1, head_dim)[:, num_heads + kv_heads :]
     for pool, new in ((k_pool, k), (v_pool, v)):
         slots = pool.view(-1, kv_heads, head_dim)
-        if tokens == 1:
-            # A quarter of index_copy_'s time, which at one row is all dispatch.
-            slots[slot_mapping.item()].copy_(new[0])
-        else:
+        if plan.slot is None:
             slots.index_copy_(0, slot_mapping, new.to(pool.dtype))
-    return turned[:, :num_heads].to(qkv.dtype).contiguous()
+        else:
+            # A quarter of index_copy_'s time, which at one row is all dispatch.
+            slots[plan.slot].copy_(new[0])
+    return turned[:, :num_heads].contiguous()
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:

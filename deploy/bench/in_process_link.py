@@ -6,6 +6,8 @@ messages in memory; nothing is serialized and no other process is woken.
 
 from __future__ import annotations
 
+import logging
+import os
 import queue
 import threading
 import time
@@ -18,7 +20,6 @@ from scheduler.core.worker_link import (
     Inbox,
     StepAnswer,
     StepPlan,
-    StepRefused,
     StepTimes,
     WorkerInfo,
 )
@@ -39,19 +40,24 @@ class InProcessLink:
         self._make_executor = make_executor
         self._plans: queue.SimpleQueue[tuple[StepPlan, int] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[Answer, int] | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
 
     def start(self, inbox: Inbox) -> None:
         for work in (self._launch, self._answer):
-            thread = threading.Thread(target=work, args=(inbox,), daemon=True)
-            thread.start()
-            self._threads.append(thread)
+            threading.Thread(target=self._run, args=(work, inbox), daemon=True).start()
 
     def send(self, plan: StepPlan) -> None:
         self._plans.put((plan, time.monotonic_ns()))
 
     def close(self) -> None:
         self._plans.put(None)
+
+    @staticmethod
+    def _run(work: Callable[[Inbox], None], inbox: Inbox) -> None:
+        try:
+            work(inbox)
+        except Exception:
+            logging.getLogger(__name__).exception("the half that is the worker failed")
+            os._exit(1)
 
     def _launch(self, inbox: Inbox) -> None:
         executor = self._make_executor()
@@ -62,8 +68,7 @@ class InProcessLink:
             plan, sent_ns = item
             answer, _ = session.admit(encode_step(plan), sent_ns, 1)
             if not isinstance(answer, Answer):
-                inbox.post(StepRefused(plan.step_id, str(answer), None))
-                return
+                raise RuntimeError(f"step {plan.step_id} was refused")
             answer.pendings = executor.launch(answer.step)
             self._answers.put((answer, sent_ns))
         self._answers.put(None)

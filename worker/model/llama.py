@@ -44,6 +44,7 @@ class Llama:
         ops, config, layers = self.ops, self.config, self.weights.layers
         tokens, sampled = inputs.token_ids.shape[0], inputs.sample_tokens.shape[0]
         attend = self._attention(inputs, pool)
+        rope_plan = ops.plan_rope(inputs.positions, self._cos_sin, inputs.slot_mapping)
         residual = torch.embedding(self.weights.embedding, inputs.token_ids)
         normed = ops.rms_norm(residual, layers[0].input_norm, config.rms_norm_eps)
         for layer, norm, (k_pool, v_pool) in zip(
@@ -58,6 +59,7 @@ class Llama:
                 k_pool,
                 v_pool,
                 config.num_heads,
+                plan=rope_plan,
             )
             if layer is layers[-1] and not sampled:
                 break  # the K/V is written, which is all that this step is for
