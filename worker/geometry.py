@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from nanoserve.v1 import worker_pb2
 
 PROTOCOL_VERSION = 1
-SCRATCH_BLOCK = 0
 _INT32_END = 2**31
 
 

@@ -108,14 +108,6 @@ class CheckedStep:
         """t: tokens of one repetition."""
         return self.slots.shape[1]
 
-    def query_starts(self) -> np.ndarray:
-        """int32 [s + 1]: where each sequence's tokens begin."""
-        return exclusive_sum(self.query_lens)
-
-    def positions(self) -> np.ndarray:
-        """int32 [t]: the position of each token in its row, in the first repetition."""
-        return token_positions(self.query_lens, self.context_lens)
-
 
 def exclusive_sum(lens: np.ndarray) -> np.ndarray:
     """int32 [len + 1]: 0 and the running sums."""

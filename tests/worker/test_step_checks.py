@@ -12,6 +12,7 @@ from tests.worker.running_worker import small_geometry
 from tests.worker.step_messages import first_step, int32, int64, new_row, second_step
 from worker.ledger import Ledger
 from worker.refusal import StepRefused
+from worker.step import token_positions
 
 A = "row 3, request 'a'"
 B = "row 1, request 'b'"
@@ -446,7 +447,8 @@ def test_a_shared_prefix_counts_as_in_the_pool(ledger: Ledger) -> None:
         slot_mapping=int64(32, 33),
         samples=b"\1",
     )
-    assert ledger.admit(step).positions().tolist() == [4, 5]
+    checked = ledger.admit(step)
+    assert token_positions(checked.query_lens, checked.context_lens).tolist() == [4, 5]
 
 
 def test_tokens_of_steps_in_flight_count_as_known(ledger: Ledger) -> None:

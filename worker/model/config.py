@@ -1,8 +1,7 @@
-"""What the model is: config.json and generation_config.json, checked once. Imports no torch."""
+"""What the model is: config.json, checked once. Imports no torch."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,7 +44,6 @@ class ModelConfig:
     attention_bias: bool
     mlp_bias: bool
     dtype: str  # "float32", "bfloat16" or "float16"
-    eos_token_ids: tuple[int, ...]
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -69,8 +67,7 @@ class ModelConfig:
 
         Raises ConfigError naming key and value for what is damaged or not supported.
         """
-        folder = Path(folder)
-        raw = _read_json(folder / "config.json")
+        raw = _read_json(Path(folder) / "config.json")
         _check_supported(raw)
         heads = _whole(raw, "num_attention_heads")
         hidden = _whole(raw, "hidden_size")
@@ -93,7 +90,6 @@ class ModelConfig:
             attention_bias=_flag(raw, "attention_bias"),
             mlp_bias=_flag(raw, "mlp_bias"),
             dtype=_dtype(raw),
-            eos_token_ids=_eos_token_ids(folder, raw),
         )
 
     @property
@@ -125,10 +121,6 @@ class ModelConfig:
     def kv_size(self) -> int:
         """Columns of all K heads (or all V heads) together."""
         return self.num_kv_heads * self.head_dim
-
-    def with_max_model_len(self, max_model_len: int) -> ModelConfig:
-        """The same model with shorter (or, where rope allows, longer) rows. Raises ConfigError."""
-        return dataclasses.replace(self, max_model_len=max_model_len)
 
 
 def _read_json(path: Path) -> dict[str, object]:
@@ -213,22 +205,3 @@ def _dtype(raw: Mapping[str, object]) -> str:
             f"supported are {', '.join(DTYPES)}"
         )
     return str(value)
-
-
-def _eos_token_ids(folder: Path, raw: Mapping[str, object]) -> tuple[int, ...]:
-    """End tokens of generation_config.json, or of config.json if that names none."""
-    sources = [("config.json", raw)]
-    if (folder / "generation_config.json").exists():
-        name = "generation_config.json"
-        sources.insert(0, (name, _read_json(folder / name)))
-    for name, values in sources:
-        given = values.get("eos_token_id")
-        if given is None:
-            continue
-        ids = given if isinstance(given, list) else [given]
-        if not all(type(value) is int and value >= 0 for value in ids):
-            raise ConfigError(
-                f"{name}: eos_token_id is {given!r}, must be a token id or a list of them"
-            )
-        return tuple(ids)
-    return ()

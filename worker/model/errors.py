@@ -6,7 +6,7 @@ class ModelError(ValueError):
 
 
 class ConfigError(ModelError):
-    """config.json (or generation_config.json) is damaged or asks for what is not supported."""
+    """config.json is damaged or asks for what is not supported."""
 
 
 class WeightsError(ModelError):

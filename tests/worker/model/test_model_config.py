@@ -19,15 +19,9 @@ LLAMA3 = {
 }
 
 
-def write(folder: Path, generation: object = None, **overrides: object) -> Path:
+def read(folder: Path, max_model_len: int | None = None, **overrides: object) -> ModelConfig:
     (folder / "config.json").write_text(json.dumps(tiny_config(**overrides)))
-    if generation is not None:
-        (folder / "generation_config.json").write_text(json.dumps(generation))
-    return folder
-
-
-def read(folder: Path, **overrides: object) -> ModelConfig:
-    return ModelConfig.from_folder(write(folder, **overrides))
+    return ModelConfig.from_folder(folder, max_model_len)
 
 
 def test_the_shape_is_read(tmp_path: Path) -> None:
@@ -76,17 +70,17 @@ def test_the_older_key_names_the_rope_type(tmp_path: Path) -> None:
 
 
 def test_rows_are_as_long_as_the_rope_is_right(tmp_path: Path) -> None:
-    assert read(tmp_path).with_max_model_len(100).max_model_len == 100
+    assert read(tmp_path, 100).max_model_len == 100
     with pytest.raises(ConfigError) as error:
-        read(tmp_path).with_max_model_len(513)
+        read(tmp_path, 513)
     assert str(error.value) == (
         "max_model_len is 513, must be 1 to 512 for this model (max_position_embeddings)"
     )
-    linear = read(tmp_path, rope_scaling={"type": "linear", "factor": 4.0})
-    assert linear.max_model_len == 512
-    assert linear.with_max_model_len(2048).max_model_len == 2048
+    linear = {"type": "linear", "factor": 4.0}
+    assert read(tmp_path, rope_scaling=linear).max_model_len == 512
+    assert read(tmp_path, 2048, rope_scaling=linear).max_model_len == 2048
     with pytest.raises(ConfigError, match="is 2049, must be 1 to 2048"):
-        linear.with_max_model_len(2049)
+        read(tmp_path, 2049, rope_scaling=linear)
 
 
 def test_dynamic_rope_is_served_up_to_the_original_context_only(tmp_path: Path) -> None:
@@ -216,36 +210,12 @@ def test_the_dtype_has_an_old_and_a_new_key_and_is_float32_when_absent(tmp_path:
     assert read(tmp_path, torch_dtype=ABSENT).dtype == "float32"
 
 
-@pytest.mark.parametrize(
-    ("generation", "own", "expected"),
-    [
-        ({"eos_token_id": [5, 6]}, 7, (5, 6)),
-        ({"eos_token_id": 5}, [7], (5,)),
-        ({}, [7, 8], (7, 8)),
-        (None, 7, (7,)),
-        (None, ABSENT, ()),
-        ({"eos_token_id": None}, None, ()),
-    ],
-)
-def test_end_tokens_come_from_generation_config_then_config(
-    tmp_path: Path, generation: object, own: object, expected: tuple[int, ...]
-) -> None:
-    write(tmp_path, generation, eos_token_id=own)
-    assert ModelConfig.from_folder(tmp_path).eos_token_ids == expected
-
-
 def test_a_damaged_or_absent_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json does not exist: give a Hugging Face"):
         ModelConfig.from_folder(tmp_path)
     (tmp_path / "config.json").write_text('{"vocab_size": ')
     with pytest.raises(ConfigError, match=r"config\.json cannot be read: Expecting value"):
         ModelConfig.from_folder(tmp_path)
-    write(tmp_path, {"eos_token_id": "two"})
-    with pytest.raises(ConfigError) as error:
-        ModelConfig.from_folder(tmp_path)
-    assert str(error.value) == (
-        "generation_config.json: eos_token_id is 'two', must be a token id or a list of them"
-    )
 
 
 def test_the_fingerprint_depends_on_values_not_on_layout(tmp_path: Path) -> None:
