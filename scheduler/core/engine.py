@@ -259,16 +259,24 @@ class Engine:
         accept(self.worker.ledger, step, answer, self._outbox, now)
 
     def _on_refused(self, refused: StepRefused) -> None:
+        """Ends the request at fault; the others are recomputed on the next incarnation."""
         log.error("the worker refused step %d: %s", refused.step_id, refused.message)
-        worker = self.worker
-        if worker is None or refused.sequence is None:
+        if self.worker is None:
             return
+        request = self._at_fault(self.worker, refused)
+        if request is not None and not request.ended:
+            message = f"the worker refused its step: {refused.message}"
+            self._fail(self.worker, request, FailureKind.INTERNAL, message)
+
+    @staticmethod
+    def _at_fault(worker: Incarnation, refused: StepRefused) -> Request | None:
+        if refused.sequence is None:
+            return worker.ledger.by_id.get(refused.request_id)
         for step in worker.window.steps:
             if step.step_id == refused.step_id:
-                request = step.all_requests[refused.sequence]
-                if not request.ended:
-                    message = f"the worker refused its step: {refused.message}"
-                    self._fail(worker, request, FailureKind.INTERNAL, message)
+                request: Request = step.all_requests[refused.sequence]
+                return request
+        return None
 
     def _on_connected(self, connected: Connected) -> None:
         info, old = connected.info, self.worker

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from scheduler.core.config import EngineConfig
@@ -13,6 +14,8 @@ from scheduler.core.request import Request
 from scheduler.core.totals import Totals
 from scheduler.core.window import Window
 from scheduler.core.worker_link import WorkerInfo
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -42,7 +45,27 @@ def begin(info: WorkerInfo, config: EngineConfig, policy: Policy, totals: Totals
     )
     planner = Planner(policy, budget, info.incarnation, info.last_executed_step)
     window = Window(min(config.depth_on(info.device), info.max_steps_in_flight))
+    _tell(config, info, limits, budget, window.depth)
     return Incarnation(info, limits, ledger, planner, window)
+
+
+def _tell(config: EngineConfig, info: WorkerInfo, limits: Limits, budget: int, depth: int) -> None:
+    log.info(
+        "up to %d rows, %d tokens a step, %d steps in flight; %d blocks of %d tokens",
+        limits.max_rows,
+        budget,
+        depth,
+        limits.usable_blocks,
+        limits.block_size,
+    )
+    for name, wanted, used in (
+        ("max_step_tokens", config.max_step_tokens, budget),
+        ("pipeline_depth", config.pipeline_depth, depth),
+        ("max_rows", info.max_rows, limits.max_rows),
+    ):
+        if wanted is not None and used < wanted:
+            reason = "max_step_tokens" if name == "max_rows" else "the worker's limit"
+            log.warning("%s is %d, lowered to %d by %s", name, wanted, used, reason)
 
 
 def carry_over(requests: list[Request], to: Incarnation) -> list[Failure]:

@@ -10,5 +10,7 @@ class Totals:
     steps: int = 0  # answered
     prompt_tokens: int = 0  # of requests that were started
     output_tokens: int = 0  # accepted and passed on
-    discarded_tokens: int = 0  # sampled after their request's end
+    # Sampled after their request's end. Where the engine has ended an output before a
+    # stop string is found in it, the tokens behind the stop string count as output.
+    discarded_tokens: int = 0
     preemptions: int = 0  # for want of blocks, or because the worker was lost

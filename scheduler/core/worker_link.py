@@ -7,7 +7,7 @@ own and never calls into the engine otherwise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -46,8 +46,8 @@ class NewRow:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step as the engine decided it; pure data. The policy and the engine fill
-    it, the link encodes it. Shapes: s sequences, t tokens."""
+    """One step as the policy decided it; pure data. The planner fills it, the link
+    encodes it. Shapes: s sequences, t tokens."""
 
     step_id: int
     incarnation: int
@@ -105,13 +105,15 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class StepRefused:
-    """The worker refused the step and will refuse all later ones. The link has
-    already called Reset and reconnects; a `Connected(resumed=False)` follows."""
+    """The worker refused the step and refuses all later ones until the link has called
+    Reset, which it does next: a `Connected(resumed=False)` follows. The request at fault
+    is that of `sequence`, an index into the step's rows, or else `request_id`; none if
+    the worker names nobody."""
 
     step_id: int
     message: str
-    sequence: int | None  # index into the step's rows, if one is at fault
-    row: int | None = field(default=None)
+    sequence: int | None = None
+    request_id: str = ""
 
 
 LinkEvent = Connected | Disconnected | StepAnswer | StepRefused
@@ -124,8 +126,8 @@ class Inbox(Protocol):
 
 
 class WorkerLink(Protocol):
-    """What the engine needs of a link. `send` and `close` are called on the
-    engine's thread."""
+    """What the engine needs of a link. `send` is called on the engine's thread,
+    `close` by whoever stops the engine."""
 
     def start(self, inbox: Inbox) -> None:
         """Starts connecting, for ever, with bounded backoff. Returns at once."""

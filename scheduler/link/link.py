@@ -38,6 +38,10 @@ _CONTROL_SECONDS = 5.0
 _SLOW_RETRY_SECONDS = 5.0
 
 
+class ConnectRefused(Exception):
+    """The worker is another model's, another version's, or a newer scheduler's."""
+
+
 class GrpcWorkerLink:
     """WorkerLink (scheduler/core/worker_link.py) over gRPC, to HOST:PORT or unix:PATH.
 
@@ -95,11 +99,12 @@ class GrpcWorkerLink:
             reason, lasting = "", False
             try:
                 self._session()
-                if not self._refused:
-                    reason = "the end of the stream"
+                # Not at once after a refusal either: what recomputes may be refused again.
+                reason = "a refused step" if self._refused else "the end of the stream"
+            except ConnectRefused as error:
+                reason, lasting = str(error), True
             except grpc.RpcError as error:
-                reason = f"{error.code().name}: {error.details()}"
-                lasting = error.code() is grpc.StatusCode.FAILED_PRECONDITION
+                reason = _describe(error)
             except Exception as error:
                 if not self._closed.is_set():
                     log.exception("the link to %s failed", self._address)
@@ -134,7 +139,12 @@ class GrpcWorkerLink:
             protocol_version=PROTOCOL_VERSION,
             model_fingerprint=self._fingerprint,
         )
-        response = stub.Connect(request, timeout=_CONTROL_SECONDS)
+        try:
+            response = stub.Connect(request, timeout=_CONTROL_SECONDS)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                raise ConnectRefused(_describe(error)) from None
+            raise
         if self._refused and response.incarnation == self._window.incarnation:
             stub.Reset(worker_pb2.ResetRequest(epoch=self._epoch), timeout=_CONTROL_SECONDS)
             response = stub.Connect(request, timeout=_CONTROL_SECONDS)
@@ -185,7 +195,7 @@ class GrpcWorkerLink:
                 result.step_id,
                 refusal.message,
                 refusal.sequence if refusal.HasField("sequence") else None,
-                refusal.row if refusal.HasField("row") else None,
+                refusal.request_id,
             )
         )
 
@@ -203,6 +213,10 @@ class GrpcWorkerLink:
             )
             self._inbox.post(Disconnected(reason))
         self._closed.wait(delay)
+
+
+def _describe(error: grpc.RpcError) -> str:
+    return f"{error.code().name}: {error.details()}"
 
 
 def worker_info(response: worker_pb2.ConnectResponse) -> WorkerInfo:

@@ -65,6 +65,14 @@ def a_request_thinks_it_has_another_row(ledger: Ledger, window: Window) -> None:
     ledger.rows.request[0].row = 1
 
 
+def a_live_row_has_no_request(ledger: Ledger, window: Window) -> None:
+    ledger.rows.request[0] = None
+
+
+def a_row_is_lost(ledger: Ledger, window: Window) -> None:
+    ledger.rows._free.append(0)
+
+
 def an_ended_request_runs(ledger: Ledger, window: Window) -> None:
     ledger.rows.request[0].ended = True
 
@@ -123,7 +131,12 @@ RULES = {
         a_table_lists_scratch,
     ],
     "a table holds the blocks": [a_table_is_too_long, a_dead_row_holds_blocks],
-    "a row has at most one request": [a_request_thinks_it_has_another_row, an_ended_request_runs],
+    "a row has at most one request": [
+        a_live_row_has_no_request,
+        a_row_is_lost,
+        a_request_thinks_it_has_another_row,
+        an_ended_request_runs,
+    ],
     "a request waits, in order": [
         a_running_request_waits,
         a_request_is_in_no_place,

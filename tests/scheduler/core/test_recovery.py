@@ -1,7 +1,8 @@
+import numpy as np
 import pytest
 
 from scheduler.core.front_end import Failure, FailureKind, Finish
-from scheduler.core.worker_link import Disconnected, StepRefused
+from scheduler.core.worker_link import Disconnected, StepAnswer, StepRefused, StepTimes
 from tests.scheduler.core.fake_worker import FakeWorker, expected_tokens
 from tests.scheduler.core.harness import Harness
 
@@ -90,6 +91,55 @@ def test_a_refused_step_fails_the_named_request_alone() -> None:
     assert end.kind is FailureKind.INTERNAL
     assert "slot 3" in end.message
     assert harness.front_end.tokens[good] == expected_tokens([1, 2, 3], 8)
+
+
+def test_a_refusal_that_names_a_request_and_no_sequence_ends_that_request() -> None:
+    harness = Harness()
+    good = harness.submit([1, 2, 3], 8)
+    bad = harness.submit([4, 5], 8, name="bad")
+    harness.turn()
+    refused = StepRefused(1, "new_rows: temperature is nan", request_id="bad")
+    harness.engine.post(refused)
+    harness.worker.restart()
+    harness.run()
+    end = harness.front_end.ends[bad]
+    assert isinstance(end, Failure)
+    assert end.kind is FailureKind.INTERNAL
+    assert "temperature is nan" in end.message
+    assert harness.front_end.tokens[good] == expected_tokens([1, 2, 3], 8)
+
+
+def test_a_refusal_that_names_nobody_ends_nobody() -> None:
+    harness = Harness()
+    handle = harness.submit([1, 2, 3], 8)
+    harness.turn()
+    harness.engine.post(StepRefused(1, "free_rows: row 9 is not live"))
+    harness.worker.restart()
+    harness.run()
+    assert harness.front_end.tokens[handle] == expected_tokens([1, 2, 3], 8)
+
+
+def test_what_ends_the_loop_is_told() -> None:
+    harness = Harness()
+    errors: list[Exception] = []
+    harness.engine._on_fatal = errors.append
+    harness.engine.post(StepAnswer(99, np.empty(0, np.int32), None, StepTimes()))
+    harness.engine._run()
+    assert [str(error) for error in errors] == ["step 99 was answered where None was next"]
+
+
+def test_limits_lowered_by_the_worker_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    worker = FakeWorker(max_step_tokens=4, max_steps_in_flight=2, max_rows=8)
+    harness = Harness(worker, pipeline_depth=5, max_step_tokens=100)
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert warnings == [
+        "max_step_tokens is 100, lowered to 4 by the worker's limit",
+        "pipeline_depth is 5, lowered to 2 by the worker's limit",
+        "max_rows is 8, lowered to 4 by max_step_tokens",
+    ]
+    limits = harness.engine.status().limits
+    assert limits is not None
+    assert limits.max_rows == 4
 
 
 def test_draining_refuses_new_requests_and_finishes_running_ones() -> None:

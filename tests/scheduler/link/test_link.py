@@ -207,8 +207,9 @@ def test_a_refused_step_is_reported_and_followed_by_a_fresh_incarnation() -> Non
         link.send(bad)
         link.send(empty_plan(2, first))
         assert inbox.next(StepRefused) == StepRefused(
-            1, "free_rows[0] is 3, which is not live; row 3", None, 3
+            1, "free_rows[0] is 3, which is not live; row 3"
         )
+        assert inbox.next(Disconnected).reason == "a refused step"
         connected = inbox.next(Connected)
         assert not connected.resumed
         second = connected.info.incarnation
