@@ -28,13 +28,14 @@ SERVER_FLAGS = --worker-args="$(WORKER_ARGS)" --scheduler-args="$(SCHEDULER_ARGS
 FIND_MODEL = model="$$($(BIN)/python -m deploy.model.fetch --model '$(MODEL)')"
 
 .DEFAULT_GOAL := help
-.PHONY: help install protos model run chat serve test lint format types bench-cpu wheel clean
+.PHONY: help install protos model run chat serve test lint format types bench-cpu \
+	bench-split wheel clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
 	@echo "Usage: make TARGET [VARIABLE=value ...]"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) \
-		| while IFS='|' read -r target text; do printf '  %-10s %s\n' "$$target" "$$text"; done
+		| while IFS='|' read -r target text; do printf '  %-12s %s\n' "$$target" "$$text"; done
 	@echo "Variables: PYTHON VENV MODEL PROMPT LISTEN ARGS WORKER_ARGS SCHEDULER_ARGS" \
 		"PYTEST_ARGS JOBS"
 
@@ -81,8 +82,11 @@ format: $(INSTALLED) ## Format the Python code and fix what can be fixed
 types: $(INSTALLED) $(STUBS) ## Check the types of client and scheduler
 	@$(BIN)/mypy
 
-bench-cpu: $(INSTALLED) $(STUBS) ## Measure the speed on this machine's CPU
-	@$(BIN)/python -m deploy.bench.cpu $(ARGS)
+bench-cpu: $(INSTALLED) $(STUBS) ## Measure decode and prefill on this CPU, beside transformers
+	@$(BIN)/python -m deploy.bench.cpu --model '$(MODEL)' $(ARGS)
+
+bench-split: $(INSTALLED) $(STUBS) ## Measure what two processes cost against one
+	@$(BIN)/python -m deploy.bench.split --model '$(MODEL)' $(ARGS)
 
 wheel: $(INSTALLED) ## Build the client's wheel into dist/
 	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .

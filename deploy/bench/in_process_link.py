@@ -6,6 +6,7 @@ messages in memory; nothing is serialized and no other process is woken.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import queue
@@ -62,6 +63,8 @@ class InProcessLink:
     def _launch(self, inbox: Inbox) -> None:
         executor = self._make_executor()
         executor.warm_up()
+        gc.collect()
+        gc.freeze()  # as the worker does: no collection walks the model
         session = Session(executor.geometry, check_slots=False)
         inbox.post(Connected(_info(session), resumed=False))
         while (item := self._plans.get()) is not None:
