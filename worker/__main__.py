@@ -10,94 +10,89 @@ from typing import Any, NoReturn
 
 from worker.stop_signals import StopSignals
 
+_Add = Callable[..., None]
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(
         prog="python -m worker",
         description="Holds the model and its K/V pool and runs the steps of one scheduler.",
     )
-    _add_process(parser)
-    _add_model(parser.add_argument_group("model and pool"))
-    _add_limits(parser.add_argument_group("limits, which the scheduler learns"))
-    _add_simulation(parser.add_argument_group("simulated worker (no torch, no weights)"))
-    options = parser.parse_args(arguments)
+    _add_process(_adder(result))
+    _add_model(_adder(result.add_argument_group("model and pool")))
+    _add_limits(_adder(result.add_argument_group("limits, which the scheduler learns")))
+    _add_simulation(_adder(result.add_argument_group("simulated worker (no torch, no weights)")))
+    return result
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The flags, of the command line unless `arguments` are given."""
+    flags = parser()
+    options = flags.parse_args(arguments)
     if not options.simulate and options.model is None:
-        parser.error("--model DIR is needed, or --simulate")
+        flags.error("--model DIR is needed, or --simulate")
     return options
 
 
-def _add_process(parser: argparse.ArgumentParser) -> None:
-    add = _adder(parser)
+def _add_process(add: _Add) -> None:
     add("--listen", "HOST:PORT (port 0: a free one) or unix:PATH", "127.0.0.1:50052", "ADDRESS")
     add("--drain-timeout", "how long an open stream may go on after SIGTERM", 30.0, "SECONDS")
-    flag = parser.add_argument
-    flag("--insecure", action="store_true", help="listen where other machines can reach it")
-    flag(
-        "--debug",
-        action="store_true",
-        help="compare every slot with the row's block table, and log more",
-    )
+    add("--insecure", "listen where other machines can reach it", False)
+    add("--debug", "compare every slot with the row's block table, and log more", False)
 
 
-def _add_model(group: argparse._ArgumentGroup) -> None:
-    add = _adder(group)
-    group.add_argument("--model", type=Path, metavar="DIR", help="Hugging Face model folder")
-    group.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="auto: cuda if there is a device (default: auto)",
-    )
-    group.add_argument(
-        "--dtype",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        default="auto",
-        help="auto: the model's own (default: auto)",
-    )
-    add("--num-blocks", "blocks of the K/V pool, the scratch block included", int)
-    add("--kv-memory", "size of the K/V pool, such as 8GiB, instead of --num-blocks", str, "SIZE")
-    add("--gpu-memory-utilization", "share of a GPU to fill without either", 0.9, "SHARE")
-    add("--block-size", "tokens per block", 16)
-    add("--threads", "CPU threads of torch, by default one per core", int)
+def _add_model(add: _Add) -> None:
+    add("--model", "Hugging Face model folder", Path, "DIR", "none, needed but for --simulate")
+    devices, dtypes = ("auto", "cpu", "cuda"), ("auto", "float32", "bfloat16", "float16")
+    add("--device", "auto: cuda if there is one", "auto", choices=devices)
+    add("--dtype", "auto: the model's own", "auto", choices=dtypes)
+    fill = "as many as fit a GPU's --gpu-memory-utilization or a quarter of a CPU's free memory, "
+    fill += "there at most 4 GiB; simulated: 4096"
+    add("--num-blocks", "blocks of the K/V pool, the scratch block included", int, "BLOCKS", fill)
+    size = "size of the K/V pool, in bytes or such as 8GiB, instead of --num-blocks"
+    add("--kv-memory", size, str, "SIZE", "as --num-blocks")
+    share = "part of a GPU's memory to fill, 0 to 1, without either"
+    add("--gpu-memory-utilization", share, 0.9, "SHARE")
+    add("--block-size", "length of a block", 16, "TOKENS")
+    add("--threads", "CPU threads of torch", int, "N", "one per core")
 
 
-def _add_limits(group: argparse._ArgumentGroup) -> None:
-    add = _adder(group)
-    add("--max-rows", "requests that run at a time", 256)
-    add("--max-model-len", "tokens of a request, by default the model's limit", int)
-    add("--max-step-tokens", "tokens of a step, by default 8192 on CUDA and 2048 elsewhere", int)
-    add("--max-steps-in-flight", "unanswered steps", 4)
-    add("--max-decode-steps", "decode repetitions of a step", 8)
+def _add_limits(add: _Add) -> None:
+    add("--max-rows", "requests that run at a time", 256, "ROWS")
+    add("--max-model-len", "longest prompt and output together", int, "TOKENS", "the model's limit")
+    most = "8192 on CUDA, 2048 elsewhere, or --max-rows if that is more"
+    add("--max-step-tokens", "largest step", int, "TOKENS", most)
+    add("--max-steps-in-flight", "unanswered steps", 4, "STEPS")
+    add("--max-decode-steps", "decode repetitions of one step", 8, "N")
 
 
-def _add_simulation(group: argparse._ArgumentGroup) -> None:
-    add = _adder(group)
-    group.add_argument(
-        "--simulate", action="store_true", help="answer tokens that are a function of the row's own"
-    )
-    add("--vocab-size", "token ids, by default those of --model, or 32000", int)
-    add("--step-ms", "device time of a step, milliseconds", 0.0, "MS")
-    add("--token-us", "device time added per query token, microseconds", 0.0, "US")
-    add("--script", "JSON list of ids to answer by output position; the last repeats", Path, "FILE")
-    add("--avoid-tokens", "ids never drawn, such as end tokens", _ids, "ID,ID")
-    add("--non-finite-tokens", "a row that ends on one of them is not finite", _ids, "ID,ID")
-    add("--crash-tokens", "a step that computes one of them is fatal", _ids, "ID,ID")
+def _add_simulation(add: _Add) -> None:
+    add("--simulate", "answer tokens that are a function of the row's own", False)
+    add("--vocab-size", "number of token ids", int, "IDS", "that of --model, or 32000")
+    add("--step-ms", "device time of a step, in milliseconds", 0.0, "MS")
+    add("--token-us", "device time added per query token, in microseconds", 0.0, "US")
+    script = "JSON list of ids to answer by output position; the last repeats"
+    add("--script", script, Path, "FILE", "none")
+    add("--avoid-tokens", "ids never drawn, such as end tokens", _ids, "ID,ID", "none")
+    add("--non-finite-tokens", "a row that ends on one is not finite", _ids, "ID,ID", "none")
+    add("--crash-tokens", "a step that computes one is fatal", _ids, "ID,ID", "none")
 
 
-def _adder(group: argparse._ActionsContainer) -> Callable[..., None]:
-    """Adds a flag with a value: of `default`'s type, or of a type without a default."""
+def _adder(group: argparse._ActionsContainer) -> _Add:
+    """Adds a flag: without a value for the default False, else of `default`'s type, or of the type
+    that `default` is, with `unset` to tell what holds where the flag is not given."""
 
-    def add(name: str, text: str, default: Any, metavar: str = "N") -> None:
-        if callable(default):
-            group.add_argument(name, type=default, metavar=metavar, help=text)
-        else:
-            group.add_argument(
-                name,
-                type=type(default),
-                default=default,
-                metavar=metavar,
-                help=f"{text} (default: {default})",
-            )
+    def add(
+        name: str, text: str, default: Any, metavar: str = "", unset: str = "", **more: Any
+    ) -> None:
+        if default is False:
+            group.add_argument(name, action="store_true", help=f"{text} (default: off)")
+            return
+        given = {"type": default} if unset else {"type": type(default), "default": default}
+        shown = unset or default
+        group.add_argument(
+            name, metavar=metavar or None, help=f"{text} (default: {shown})", **given, **more
+        )
 
     return add
 

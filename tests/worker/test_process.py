@@ -18,6 +18,7 @@ from tests.tiny_llama import tiny_llama
 from tests.worker.running_worker import Stream, connect
 from tests.worker.step_messages import first_step, second_step
 from tests.worker.worker_process import ROOT, WorkerProcess, worker_process
+from worker.__main__ import parser
 
 SIMULATED = ("--simulate", "--listen", "127.0.0.1:0", "--block-size", "4", "--num-blocks", "40")
 
@@ -201,6 +202,18 @@ def test_sigterm_during_the_load_ends_it_with_0(tmp_path: Path) -> None:
         time.sleep(0.5)  # torch takes longer to import
         assert worker.stop() == 0
         assert "listening" not in worker.log
+
+
+def test_every_flag_has_help_with_its_default() -> None:
+    text = " ".join(parser().format_help().split())
+    for action in parser()._actions[1:]:  # after --help
+        assert "(default: " in (action.help or ""), action.option_strings
+        takes_value = action.nargs != 0
+        assert not takes_value or action.metavar or action.choices, action.option_strings
+    for default in ("127.0.0.1:50052", "30.0", "off", "auto", "0.9", "16", "256", "4", "8", "none"):
+        assert f"(default: {default})" in text
+    assert "--drain-timeout SECONDS" in text
+    assert "--num-blocks BLOCKS" in text
 
 
 def wait_for_step(stub: worker_pb2_grpc.WorkerServiceStub) -> None:
