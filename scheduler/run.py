@@ -38,6 +38,7 @@ def run(
             insecure=flags.insecure,
             drain_timeout=flags.drain_timeout,
             max_request_seconds=flags.max_request_seconds,
+            max_queue=flags.max_queue,
         )
         engine_config = EngineConfig(
             pipeline_depth=flags.pipeline_depth,

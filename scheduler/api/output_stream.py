@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from nanoserve.v1 import inference_pb2
 from scheduler.api.errors import CallError
 from scheduler.api.output_text import OutputText
-from scheduler.core.front_end import Failure, Finish, Finished, FinishReason
+from scheduler.core.front_end import Failure, Finish, Finished, FinishReason, Submission
 
 # Characters. A message of that many takes at most 1 MiB, a quarter of what gRPC clients
 # accept unless told otherwise.
@@ -26,37 +27,50 @@ class OutputStream:
     event loop only.
     """
 
-    def __init__(self, handle: int, request_id: str, text: OutputText) -> None:
-        self.handle = handle
-        self.request_id = request_id
+    def __init__(self, submission: Submission, text: OutputText) -> None:
+        self.handle = submission.handle
+        self.request_id = submission.request_id
         self.num_tokens = 0
+        self._submission = submission
         self._text = text
         self._token_ids: list[int] = []
         self._late_text = ""  # of tokens already sent, too long for their message
         self._matched_stop: str | None = None
+        self._first_token_at = 0.0  # time.monotonic(), seconds; so is the next
+        self._matched_at = 0.0
         self._end: Finished | Failure | None = None
         self._news = asyncio.Event()
 
     @property
     def ended(self) -> bool:
-        """Whether the engine has sent its last event."""
+        """Whether the last event is known: nothing that comes later counts."""
         return self._end is not None
 
     def push(self, token_id: int) -> bool:
         """Adds a token; true if it completes a stop string. Later ones are dropped."""
-        if self._matched_stop is not None:
+        if self._matched_stop is not None or self._end is not None:
             return False
+        if not self.num_tokens:
+            self._first_token_at = time.monotonic()
         self.num_tokens += 1
         self._token_ids.append(token_id)
         self._matched_stop = self._text.push(token_id)
         self._news.set()
-        return self._matched_stop is not None
+        if self._matched_stop is None:
+            return False
+        self._matched_at = time.monotonic()
+        return True
 
     def end(self, event: Finished | Failure) -> None:
-        """The engine's last event. A stop string found at an earlier token, or at the one
-        that reached the length, is the reason; a stop token wins at its own token."""
+        """The engine's last event; of several the first counts. A stop string found at an
+        earlier token, or at the one that reached the length, is the reason, and no failure
+        undoes it; a stop token wins at its own token."""
+        if self._end is not None:
+            return
         if isinstance(event, Finished) and self._matched_stop is None:
             self._matched_stop = self._text.finish()
+        if isinstance(event, Failure) and self._matched_stop is not None:
+            event = self._finished_by_match()
         self._end = event
         self._news.set()
 
@@ -78,6 +92,23 @@ class OutputStream:
         elif self._end is not None:
             self._set_finish(response, self._end.finish)
         return response
+
+    def _finished_by_match(self) -> Finished:
+        """For a request that the engine ended badly after its last token that counts: the
+        engine's own account of it is lost, so the times are as seen here, and those of the
+        queue are unknown."""
+        arrival = self._submission.arrival
+        finish = Finish(
+            reason=FinishReason.STOP,
+            stop_token=None,
+            prompt_tokens=len(self._submission.prompt_ids),
+            output_tokens=self.num_tokens,
+            queue_seconds=0.0,
+            first_token_seconds=self._first_token_at - arrival,
+            total_seconds=self._matched_at - arrival,
+            preemptions=0,
+        )
+        return Finished(self.handle, finish)
 
     def _set_finish(self, response: inference_pb2.GenerateResponse, finish: Finish) -> None:
         reason = finish.reason

@@ -18,6 +18,7 @@ from scheduler.api.prompt import PromptEncoder
 from scheduler.api.status import status_response
 from scheduler.api.tokenizer import Tokenizer
 from scheduler.api.validation import check_parameters
+from scheduler.core.admission import RETRY_SECONDS
 from scheduler.core.front_end import (
     Abort,
     EnginePort,
@@ -47,10 +48,19 @@ class ServedModel:
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ignore[misc]
     """Runs on one event loop; `deliver` is its only entry for the engine's events."""
 
-    def __init__(self, model: ServedModel, engine: EnginePort, max_request_seconds: float) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        engine: EnginePort,
+        max_request_seconds: float,
+        max_queue: int | None = None,
+    ) -> None:
+        """`max_queue` is the engine's; None leaves it to the engine to refuse."""
         self._model = model
         self._engine = engine
         self._max_request_seconds = max_request_seconds
+        self._max_queue = max_queue
+        self._num_encoding = 0
         self._encoder = PromptEncoder(model.tokenizer)
         self._streams: dict[int, OutputStream] = {}
         self._handles = itertools.count(1)
@@ -65,12 +75,23 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
         streams = self._streams
         for handle, token_id in zip(batch.handles.tolist(), batch.token_ids.tolist(), strict=True):
             stream = streams.get(handle)
-            if stream is not None and stream.push(token_id):
+            if stream is None:
+                continue
+            try:
+                matched = stream.push(token_id)
+            except Exception:
+                self._fail(stream)
+                continue
+            if matched:
                 self._engine.abort(Abort(handle, FinishReason.STOP, stream.num_tokens))
         for event in batch.ends:
             stream = streams.get(event.handle)
-            if stream is not None:
+            if stream is None:
+                continue
+            try:
                 stream.end(event)
+            except Exception:
+                self._fail(stream)
 
     def start_draining(self) -> None:
         """New calls get UNAVAILABLE from now on."""
@@ -93,6 +114,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
 
     def close(self) -> None:
         self._encoder.close()
+
+    def _fail(self, stream: OutputStream) -> None:
+        """Ends one call whose text cannot be made; the batch's other tokens go on. To be
+        called where the exception is handled."""
+        log.exception("request %r failed in the front end", stream.request_id)
+        message = "internal error; see the server's log"
+        stream.end(Failure(stream.handle, FailureKind.INTERNAL, message))
+        self._engine.abort(Abort(stream.handle, FailureKind.INTERNAL))
 
     async def GetStatus(
         self,
@@ -148,7 +177,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
     ) -> None:
         limits = self._limits()
         parameters = check_parameters(request, limits, self._model.tokenizer is not None)
-        prompt_ids = await self._encoder.encode(request, parameters.max_tokens, limits)
+        prompt_ids = await self._encode(request, parameters.max_tokens, limits)
         end_ids = frozenset() if parameters.ignore_eos else self._model.end_ids
         text = OutputText(
             self._model.tokenizer, prompt_ids, parameters.stop, parameters.include_special_tokens
@@ -176,11 +205,31 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
             raise CallError(FailureKind.UNAVAILABLE, message)
         return status.limits
 
+    async def _encode(
+        self, request: inference_pb2.GenerateRequest, max_tokens: int | None, limits: Limits
+    ) -> tuple[int, ...]:
+        """The prompt's ids. Raises CallError, and spends no time on encoding what the
+        engine is sure to refuse for its full queue."""
+        status = self._engine.status()
+        ahead = status.running + status.waiting + self._num_encoding
+        if self._max_queue is not None and ahead >= limits.max_rows + self._max_queue:
+            message = (
+                f"{ahead} requests are running, waiting or being encoded, and the limit is "
+                f"{limits.max_rows + self._max_queue} ({limits.max_rows} rows and a queue of "
+                f"{self._max_queue}); try again later"
+            )
+            raise CallError(FailureKind.QUEUE_FULL, message, retry_after=RETRY_SECONDS)
+        self._num_encoding += 1
+        try:
+            return await self._encoder.encode(request, max_tokens, limits)
+        finally:
+            self._num_encoding -= 1
+
     async def _stream(self, submission: Submission, text: OutputText, context: _Context) -> None:
         """Submits, and writes messages until the last; leaves nothing behind in the engine
         however it ends."""
         handle = submission.handle
-        stream = self._streams[handle] = OutputStream(handle, submission.request_id, text)
+        stream = self._streams[handle] = OutputStream(submission, text)
         try:
             self._engine.submit(submission)
             finished = False

@@ -9,8 +9,7 @@ import grpc
 
 from nanoserve.v1 import inference_pb2
 from nanoserve.v1.inference_pb2 import GenerateRequest, GetStatusRequest
-from scheduler.api.output_stream import LONGEST_TEXT, OutputStream
-from scheduler.api.output_text import OutputText
+from scheduler.api.output_stream import LONGEST_TEXT
 from tests.scheduler.api import small_tokenizers
 from tests.scheduler.api.calls import joined, until
 from tests.scheduler.api.scripted_engine import LIMITS, ScriptedEngine
@@ -61,19 +60,6 @@ async def test_a_reader_that_stops_reading_is_ended_by_the_servers_maximum(serve
     await until(lambda: engine.submissions and not engine.running)
     await until(lambda: not served.server._service._streams)
     assert len(await served.generate(text="x", max_tokens=3)) <= 3
-
-
-async def test_tokens_that_come_between_two_reads_are_joined():
-    """The stream's own coalescing, without a transport that buffers megabytes."""
-    stream = OutputStream(1, "r", OutputText(None, (), (), False))
-    for token_id in (5, 6, 7):
-        stream.push(token_id)
-    assert list((await stream.next()).token_ids) == [5, 6, 7]
-    waiting = asyncio.ensure_future(stream.next())
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    stream.push(8)
-    assert list((await waiting).token_ids) == [8]
 
 
 async def test_streams_and_status_go_on_while_megabytes_are_encoded(serve):

@@ -1,0 +1,95 @@
+"""One call's output: what ends it, and what its reader gets."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from nanoserve.v1 import inference_pb2
+from scheduler.api.errors import CallError
+from scheduler.api.output_stream import OutputStream
+from scheduler.api.output_text import OutputText
+from scheduler.core.front_end import (
+    Failure,
+    FailureKind,
+    Finish,
+    Finished,
+    FinishReason,
+    Submission,
+)
+
+STOP = inference_pb2.FINISH_REASON_STOP
+LATE_FAILURES = [FailureKind.DEADLINE, FailureKind.UNAVAILABLE, FailureKind.INTERNAL]
+
+
+def stream_of(tokenizer=None, stop=(), arrival: float = 0.0) -> OutputStream:
+    submission = Submission(
+        handle=1,
+        request_id="r",
+        prompt_ids=(5, 6, 7),
+        max_tokens=None,
+        temperature=0.0,
+        seed=None,
+        stop_ids=frozenset(),
+        arrival=arrival,
+    )
+    return OutputStream(submission, OutputText(tokenizer, (5, 6, 7), stop, False))
+
+
+@pytest.mark.parametrize("kind", LATE_FAILURES)
+async def test_a_failure_after_a_matched_stop_string_does_not_undo_it(
+    smollm2, smollm2_reference, kind
+):
+    """The engine fails the request before it hears of the match."""
+    arrival = time.monotonic()
+    stream = stream_of(smollm2, ["two"], arrival)
+    ids = smollm2_reference.encode("one two three").ids
+    assert [stream.push(token_id) for token_id in ids] == [False, True, False]
+    stream.end(Failure(1, kind, "too late"))
+    response = await stream.next()
+    assert (response.text, list(response.token_ids)) == ("one ", ids[:2])
+    assert (response.finish_reason, response.matched_stop) == (STOP, "two")
+    usage = response.usage
+    assert (usage.prompt_tokens, usage.output_tokens, usage.preemptions) == (3, 2, 0)
+    assert usage.queue_seconds == 0
+    assert 0 <= usage.first_token_seconds <= usage.total_seconds <= time.monotonic() - arrival
+
+
+@pytest.mark.parametrize("kind", LATE_FAILURES)
+async def test_a_failure_before_a_stop_string_is_complete_ends_the_call(
+    smollm2, smollm2_reference, kind
+):
+    stream = stream_of(smollm2, ["two three"])
+    for token_id in smollm2_reference.encode("one two").ids:
+        assert not stream.push(token_id)
+    stream.end(Failure(1, kind, "why"))
+    with pytest.raises(CallError, match="why"):
+        await stream.next()
+
+
+async def test_the_first_end_counts_and_no_token_comes_after_it():
+    stream = stream_of()
+    stream.push(8)
+    finish = Finish(FinishReason.LENGTH, None, 3, 1, 0.25, 0.5, 0.75, 0)
+    stream.end(Finished(1, finish))
+    stream.end(Failure(1, FailureKind.INTERNAL, "too late"))
+    assert not stream.push(9)
+    response = await stream.next()
+    assert list(response.token_ids) == [8]
+    assert response.finish_reason == inference_pb2.FINISH_REASON_LENGTH
+    assert response.usage.output_tokens == 1
+
+
+async def test_tokens_that_come_between_two_reads_are_joined():
+    """The stream's own coalescing, without a transport that buffers megabytes."""
+    stream = stream_of()
+    for token_id in (5, 6, 7):
+        stream.push(token_id)
+    assert list((await stream.next()).token_ids) == [5, 6, 7]
+    waiting = asyncio.ensure_future(stream.next())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    stream.push(8)
+    assert list((await waiting).token_ids) == [8]
