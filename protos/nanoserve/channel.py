@@ -8,9 +8,12 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     # A dead connection is noticed within 40 s although a queued request may rightly
-    # be silent for minutes. The server permits a ping every second.
+    # be silent for minutes. The server permits a ping every second. Without
+    # ping_timeout_ms the answer to a ping is awaited for 60 s, whatever
+    # keepalive_timeout_ms says.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
     # By default the library stops pinging after two pings without data: exactly
     # while a request waits in the queue.
     ("grpc.http2.max_pings_without_data", 0),
