@@ -68,7 +68,11 @@ class PromptEncoder:
         limits: Limits,
     ) -> tuple[int, ...]:
         check_chat(request.chat)
-        size = sum(len(message.content.encode()) for message in request.chat.messages)
+        # A role is never empty, so that each message counts even without content.
+        size = sum(
+            len(message.role.encode()) + len(message.content.encode())
+            for message in request.chat.messages
+        )
         check_text_size("chat", size, tokenizer.longest_token, limits)
         messages = [
             {"role": message.role, "content": message.content} for message in request.chat.messages

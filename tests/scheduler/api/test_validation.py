@@ -191,8 +191,15 @@ async def test_text_that_cannot_fit_is_refused_before_it_is_encoded(smollm2, mon
     monkeypatch.setattr(smollm2, "encode_chat", never)
     text = "x" * 5_000_000
     chat = Chat(messages=[ChatMessage(role="user", content=text)])
-    for request in (GenerateRequest(text=text), GenerateRequest(chat=chat)):
-        with pytest.raises(CallError, match="5000000 bytes of text cannot be 785 tokens"):
+    roles = Chat(messages=[ChatMessage(role="x" * 2_500_000, content="")] * 2)
+    many = Chat(messages=[ChatMessage(role="x")] * 400_000)
+    for request, size in (
+        (GenerateRequest(text=text), 5_000_000),
+        (GenerateRequest(chat=chat), 5_000_004),
+        (GenerateRequest(chat=roles), 5_000_000),
+        (GenerateRequest(chat=many), 400_000),
+    ):
+        with pytest.raises(CallError, match=f"^[a-z]+: {size} bytes of text cannot be 785 tokens"):
             await encoder.encode(request, None, LIMITS)
     encoder.close()
 
