@@ -17,6 +17,7 @@ class ModelFolderError(Exception):
 class ModelFolder:
     """What the front end reads of a model: everything but the weights.
 
+    `name` is the folder's, or the hub id if it is a snapshot in the hub's cache.
     `end_ids` are the ids that end an output: generation_config.json's eos_token_id,
     else config.json's. The tokenizer's own end token is not asked, since converted
     chat models often name another one there. `fingerprint` is the sha256 (hex) of
@@ -42,13 +43,22 @@ class ModelFolder:
         tokenizer_config = _read_json(path / "tokenizer_config.json") or {}
         return cls(
             path=path,
-            name=path.name,
+            name=_served_name(path),
             fingerprint=_fingerprint(config),
             end_ids=_end_ids(path, config),
             tokenizer_config=tokenizer_config,
             special_tokens_map=_read_json(path / "special_tokens_map.json") or {},
             chat_template=_chat_template(path, tokenizer_config),
         )
+
+
+def _served_name(path: Path) -> str:
+    """The hub's cache keeps models--OWNER--NAME/snapshots/COMMIT; old models have no
+    owner, and a name may hold "--" itself."""
+    repository = path.parent.parent.name
+    if path.parent.name != "snapshots" or not repository.startswith("models--"):
+        return path.name
+    return repository.removeprefix("models--").replace("--", "/", 1)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -240,6 +240,27 @@ def test_end_ids_are_the_generation_configs_else_the_configs(tmp_path, smollm2_f
     assert ModelFolder.read(smollm2_folder).end_ids == {2}
 
 
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("tiny", "tiny"),
+        ("models--owner--tiny/snapshots/0123abcd", "owner/tiny"),
+        ("models--owner--tiny--v2/snapshots/0123abcd", "owner/tiny--v2"),
+        ("models--gpt2/snapshots/0123abcd", "gpt2"),
+        ("snapshots/0123abcd", "0123abcd"),
+        ("models--owner--tiny/refs/main", "main"),
+    ],
+)
+def test_a_model_is_named_for_its_folder_and_a_snapshot_of_the_hubs_for_its_id(
+    tmp_path, folder, name
+):
+    path = write_folder(tmp_path / folder, small_tokenizers.byte_fallback())
+    assert ModelFolder.read(path).name == name
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    assert ModelFolder.read(link).name == name
+
+
 def test_the_fingerprint_is_of_the_configs_meaning(tmp_path):
     """The sha256 of {"a":1,"b":[2]}, by sha256sum."""
     expected = "0855bfc20eb6cfaa4be7d6b510c63dd22997718bddadcb1a4915cec3a16145b9"
