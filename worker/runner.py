@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -18,6 +19,8 @@ from worker.rows import Rows
 from worker.sampler import sample
 from worker.staging import Staging
 from worker.step import CheckedStep, token_positions
+
+log = logging.getLogger(__name__)
 
 
 class TorchRunner:
@@ -52,6 +55,7 @@ class TorchRunner:
     def warm_up(self) -> None:
         """Runs decodes and chunks on the scratch block, which also compiles what kernels of
         these shapes need. Raises RuntimeError if the logits are not finite."""
+        log.info("warming up")
         most = min(self.geometry.max_rows, 16)
         chunk = min(self.geometry.max_model_len, self.geometry.max_step_tokens, 16)
         shapes = [[1], [1] * most, [chunk]]

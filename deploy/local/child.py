@@ -49,7 +49,6 @@ class Child:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # Universal newlines: each redrawing of a progress bar is a line.
             text=True,
             errors="replace",
             start_new_session=True,

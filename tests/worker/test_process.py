@@ -193,6 +193,8 @@ def test_a_real_worker_starts_and_prints_its_pool(tmp_path: Path) -> None:
         assert (response.device, response.model.dtype) == ("cpu", "float32")
         assert response.pool.num_blocks * response.pool.bytes_per_block == 2**20
         assert f"K/V pool: {response.pool.num_blocks} blocks of 16 tokens" in worker.log
+        assert worker.log.index("weights loaded") < worker.log.index("warming up")
+        assert worker.log.index("warming up") < worker.log.index("listening on")
         assert worker.stop() == 0
 
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from tqdm import tqdm
 
 from kernels import Ops
 from worker.model.config import ModelConfig
 from worker.model.errors import WeightsError
+from worker.model.load_progress import LoadProgress
 from worker.model.weight_files import StoredTensor, find_tensors, named
 from worker.model.weights import (
     EMBEDDING,
@@ -52,7 +52,7 @@ def load_weights(
 ) -> LlamaWeights:
     """The weights of `folder` as `dtype` on `device`, packed for `ops`.
 
-    With `progress` a bar is drawn on stderr where that is a terminal. Raises WeightsError, naming
+    With `progress` it is shown (worker/model/load_progress.py). Raises WeightsError, naming
     file and tensor, unless every tensor that `config` asks for is there exactly once.
     """
     stored = find_tensors(Path(folder))
@@ -136,11 +136,10 @@ class _Reader:
     def load(self, total: int, progress: bool) -> LlamaWeights:
         config = self._config
         readers = min(_MOST_READERS, os.cpu_count() or 1)
-        # disable=None: no bar where stderr is no terminal.
-        bar = tqdm(
-            total=total, unit="B", unit_scale=True, desc="weights", disable=not progress or None
-        )
-        with bar, ThreadPoolExecutor(readers, "weights") as executor:
+        with (
+            LoadProgress(total, progress) as shown,
+            ThreadPoolExecutor(readers, "weights") as executor,
+        ):
             jobs: dict[Future[Any], int] = {}
 
             def start(job: Callable[..., Any], *arguments: Any, names: list[str]) -> Future[Any]:
@@ -160,7 +159,7 @@ class _Reader:
             try:
                 for future in as_completed(jobs):
                     future.result()
-                    bar.update(jobs[future])
+                    shown.add(jobs[future])
             except BaseException:
                 executor.shutdown(cancel_futures=True)
                 raise
