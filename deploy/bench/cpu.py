@@ -4,7 +4,7 @@ gRPC, beside transformers in the same run.
 Decode: streams of `--prompt` random ids and `--output` greedy tokens, all sent at once;
 tokens per second of streams * (output - 1) / (T(output tokens) - T(1 token)). Prefill: one
 prompt of 512 ids to its first token. Every figure is the median over rounds in which both
-engines take turns.
+engines take turns. The floor is deploy/bench/floor.py's, with rates of the same run.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import json
 import os
 import statistics
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
+from deploy.bench.floor import ModelSize, Rates, decode_floor, measure_rates, prefill_floor
 from deploy.bench.load import random_prompts, run_batch
 from deploy.bench.machine import machine
 from deploy.bench.peer_transformers import Peer
@@ -43,10 +45,16 @@ def main(arguments: list[str] | None = None) -> int:
     progress = Progress("bench-cpu")
     with Servers(settings, Unasked()) as servers:
         servers.wait_until_ready(600, progress.show)
+        rates = measure_rates(args.threads)
         peer = None if args.no_peer else Peer(folder, args.threads)
         report = Rounds(servers.address, peer, vocab_size, args).run(progress)
-    print(_table(report))
-    report["machine"] = machine()
+    floors = _floors(rates, ModelSize.of(folder), args)
+    print(
+        f"this machine reads {rates.read_bytes / 1e9:.1f} GB/s and multiplies "
+        f"{rates.bf16_operations / 1e9:.0f} GFLOP/s in bfloat16"
+    )
+    print(_table(report, floors))
+    report |= {"machine": machine(), "rates": asdict(rates), "floors": floors}
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n")
     return 0
@@ -101,18 +109,35 @@ def _append(to: dict[str, list[float]], rates: dict[str, float]) -> None:
         to.setdefault(engine, []).append(rate)
 
 
-def _table(report: dict[str, object]) -> str:
-    lines = [f"{'tokens per second':<22}{'ours':>9}{'transformers':>14}{'ratio':>8}"]
-    rows = [(f"decode, {n} streams", rates) for n, rates in report["decode"].items()]
-    for name, rates in [*rows, (f"prefill {PREFILL_TOKENS}", report["prefill"])]:
+def _floors(rates: Rates, model: ModelSize, args: argparse.Namespace) -> dict[str, float]:
+    """Tokens per second that the floor allows, by the rows of the table."""
+    context = args.prompt + args.output / 2
+    floors = {_decode_name(n): n / decode_floor(rates, model, n, context) for n in args.streams}
+    return floors | {_PREFILL_NAME: PREFILL_TOKENS / prefill_floor(rates, model, PREFILL_TOKENS)}
+
+
+def _table(report: dict[str, object], floors: dict[str, float]) -> str:
+    lines = [
+        f"{'tokens per second':<20}{'ours':>8}{'floor':>8}{'share':>7}{'transformers':>14}"
+        f"{'ratio':>7}"
+    ]
+    rows = {_decode_name(n): rates for n, rates in report["decode"].items()}
+    for name, rates in (rows | {_PREFILL_NAME: report["prefill"]}).items():
         ours = statistics.median(rates["ours"])
-        line = f"{name:<22}{ours:>9.0f}"
+        line = f"{name:<20}{ours:>8.0f}{floors[name]:>8.0f}{ours / floors[name]:>7.0%}"
         if "transformers" in rates:
             ratios = [a / b for a, b in zip(rates["ours"], rates["transformers"], strict=True)]
             peer = statistics.median(rates["transformers"])
-            line += f"{peer:>14.0f}{statistics.median(ratios):>8.2f}"
+            line += f"{peer:>14.0f}{statistics.median(ratios):>7.2f}"
         lines.append(line)
     return "\n".join(lines)
+
+
+_PREFILL_NAME = f"prefill {PREFILL_TOKENS}"
+
+
+def _decode_name(streams: int) -> str:
+    return f"decode, {streams} streams"
 
 
 def _parser() -> argparse.ArgumentParser:

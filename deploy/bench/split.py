@@ -8,14 +8,12 @@ T(two) / T(one) - 1, with the 95 % interval of that median by bootstrap.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import shlex
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,14 +22,12 @@ import numpy as np
 
 from deploy.bench.load import random_prompts, run_batch
 from deploy.bench.machine import machine
+from deploy.bench.ready import READY_SECONDS, wait_until_ready
 from deploy.local.child import Child
 from deploy.local.progress import Progress
 from deploy.local.servers import Servers, ServerSettings
 from deploy.local.stop_signals import Unasked
 from deploy.model.fetch import fetch
-from nanoserve import Client, NanoserveError
-
-READY_SECONDS = 600.0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -89,23 +85,10 @@ def _one(folder: Path, worker_flags: tuple[str, ...]) -> Iterator[str]:
         flags = (*model, *worker_flags, "--", *model, "--listen", address)
         child = Child("server", [sys.executable, "-m", "deploy.bench.one_process", *flags], False)
         try:
-            _wait_until_ready(address, child)
+            wait_until_ready(address, child)
             yield address
         finally:
             child.stop(20.0, Unasked().asked)
-
-
-def _wait_until_ready(address: str, child: Child) -> None:
-    give_up = time.monotonic() + READY_SECONDS
-    with Client(address) as client:
-        while time.monotonic() < give_up:
-            with contextlib.suppress(NanoserveError):
-                if client.status().ready:
-                    return
-            if child.exit_status is not None:
-                break
-            time.sleep(0.1)
-    raise RuntimeError(f"the server in one process did not become ready:\n{child.tail()}")
 
 
 def _interval(values: list[float]) -> tuple[float, float]:
