@@ -129,6 +129,40 @@ def check_attention(
     assert error(results[0][1], expected) < limit(dtype)
 
 
+def check_slot_rectangle(
+    ops: Ops, dtype: torch.dtype, device: str, context_lens: list[int], head_dim: int
+) -> None:
+    """The read through block tables equals a read of the [rows, max_context] rectangle of slots,
+    short rows padded with scratch slots and masked by the context length, whatever scratch
+    holds."""
+    kv_heads, group, block_size = 2, 3, 16
+    width = max(context_lens)
+    inside = torch.arange(width) < torch.tensor(context_lens)[:, None]
+    q = randn(len(context_lens), kv_heads * group, head_dim, dtype=dtype, device=device)
+    results = []
+    for scratch in (float("nan"), 1e4, 0.0):
+        case = paged(context_lens, kv_heads, head_dim, block_size, dtype, device, scratch)
+        results.append(decode(ops, q, case))
+        assert torch.equal(results[-1], results[0]), "a scratch slot moved an output"
+    rectangle = torch.zeros((len(context_lens), width), dtype=torch.int64)
+    for line, slots in zip(rectangle, case.slots, strict=True):
+        line[: len(slots)] = slots
+    assert rectangle[~inside].eq(0).all()  # slot 0 is scratch
+    keys, values = (
+        pool.cpu().view(-1, kv_heads, head_dim)[rectangle].repeat_interleave(group, dim=2).double()
+        for pool in (case.k_pool, case.v_pool)
+    )
+    scores = torch.einsum("shd,schd->shc", q.cpu().double(), keys) * head_dim**-0.5
+    weights = scores.masked_fill(~inside[:, None], float("-inf")).softmax(-1)
+    expected = torch.einsum("shc,schd->shd", weights, values).to(dtype)
+    assert error(results[0], expected) < limit(dtype)
+
+
+def check_context_of_32768(ops: Ops, dtype: torch.dtype, device: str) -> None:
+    """Decode and prefill equal the oracle over the longest context promised."""
+    check_attention(ops, dtype, device, [32768, 1], [2, 1], (2, 1), 16, 16)
+
+
 def check_context_of_one(ops: Ops, dtype: torch.dtype, device: str, head_dim: int) -> None:
     """Attention over one position is that position's value, exactly."""
     case = paged([1, 1, 1], 2, head_dim, 8, dtype, device)

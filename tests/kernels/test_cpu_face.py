@@ -63,6 +63,16 @@ def test_attention_equals_the_oracle_over_a_long_context() -> None:
 
 
 @BOTH
+def test_attention_equals_the_oracle_over_a_context_of_32768(dtype: torch.dtype) -> None:
+    checks.check_context_of_32768(OPS, dtype, "cpu")
+
+
+@BOTH
+def test_the_read_through_tables_equals_that_of_the_slot_rectangle(dtype: torch.dtype) -> None:
+    checks.check_slot_rectangle(OPS, dtype, "cpu", BORDERS, 64)
+
+
+@BOTH
 def test_attention_over_one_position_is_its_value(dtype: torch.dtype) -> None:
     checks.check_context_of_one(OPS, dtype, "cpu", 64)
 

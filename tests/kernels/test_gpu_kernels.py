@@ -65,6 +65,18 @@ def test_attention_equals_the_oracle_at_every_block_size(ops: kernels.Ops, block
     checks.check_attention(ops, BF16, "cuda", contexts, [1, 2, 130], (8, 2), 64, block_size)
 
 
+def test_attention_equals_the_oracle_over_a_context_of_32768(ops: kernels.Ops) -> None:
+    checks.check_context_of_32768(ops, BF16, "cuda")
+
+
+@BOTH
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_read_through_tables_equals_that_of_the_slot_rectangle(
+    ops: kernels.Ops, head_dim: int, dtype: torch.dtype
+) -> None:
+    checks.check_slot_rectangle(ops, dtype, "cuda", CONTEXTS, head_dim)
+
+
 @BOTH
 def test_attention_over_one_position_is_its_value(ops: kernels.Ops, dtype: torch.dtype) -> None:
     checks.check_context_of_one(ops, dtype, "cuda", 64)

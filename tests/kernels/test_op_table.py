@@ -1,9 +1,11 @@
 import subprocess
 import sys
+from inspect import signature
 
 import pytest
 
 import kernels
+from kernels import cpu, paged_attention_decode, paged_attention_prefill, reference
 
 
 def test_auto_is_the_cpu_face_on_a_cpu() -> None:
@@ -14,6 +16,18 @@ def test_auto_is_the_cpu_face_on_a_cpu() -> None:
 def test_a_cpu_does_not_import_triton() -> None:
     code = "import sys, kernels; kernels.ops('cpu'); sys.exit('triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_paged_read_takes_no_mask_on_any_face() -> None:
+    # Rows and their lengths say what is visible; a mask of rows by context could only disagree.
+    read = {"q", "k_pool", "v_pool", "block_tables", "rows", "context_lens", "scale"}
+    bounds = {"max_context_len", "plan"}
+    ragged = {"query_starts", "max_query_len"}
+    for module in (reference, cpu, paged_attention_decode):
+        assert set(signature(module.paged_attention_decode).parameters) == read | bounds
+    for module in (reference, cpu, paged_attention_prefill):
+        parameters = set(signature(module.paged_attention_prefill).parameters)
+        assert parameters == read | bounds | ragged
 
 
 @pytest.mark.parametrize(
