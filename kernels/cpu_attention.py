@@ -115,13 +115,15 @@ def paged_attention_decode(
     *,
     max_context_len: int,  # noqa: ARG001 - a launch bound of other faces
     plan: tuple[DecodeGroup, ...] | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `kernels.reference.paged_attention_decode`."""
     if plan is None:
         plan = plan_decode(k_pool, block_tables, rows, context_lens)
     if len(plan) == 1 and plan[0].members is None:
-        return _decode_group(q, k_pool, v_pool, plan[0], scale)
-    out = torch.zeros_like(q)
+        result = _decode_group(q, k_pool, v_pool, plan[0], scale)
+        return result if out is None else out.copy_(result)
+    out = torch.zeros_like(q) if out is None else out.zero_()
     for group in plan:
         mine = q.index_select(0, group.members)
         out.index_copy_(0, group.members, _decode_group(mine, k_pool, v_pool, group, scale))
@@ -141,12 +143,13 @@ def paged_attention_prefill(
     *,
     max_context_len: int,  # noqa: ARG001
     plan: tuple[PrefillSequence, ...] | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `kernels.reference.paged_attention_prefill`."""
     if plan is None:
         plan = plan_prefill(k_pool, block_tables, rows, query_starts, context_lens)
     kv_heads, head_dim = k_pool.shape[2:]
-    out = torch.empty_like(q)
+    out = torch.empty_like(q) if out is None else out
     grouped = (q.shape[0], kv_heads, q.shape[1] // kv_heads, head_dim)
     by_head, out_by_head = (x.view(grouped).permute(1, 2, 0, 3) for x in (q, out))
     for sequence in plan:

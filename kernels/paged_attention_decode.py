@@ -145,11 +145,12 @@ def paged_attention_decode(
     *,
     max_context_len: int,
     plan: None = None,  # noqa: ARG001 - this face needs none
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `kernels.reference.paged_attention_decode`; max_context_len only bounds the grid."""
     sequences, heads, head_dim = q.shape
     _, block_size, kv_heads, _ = k_pool.shape
-    out = torch.empty_like(q)
+    out = torch.empty_like(q) if out is None else out
     if sequences == 0:
         return out
     splits = max(triton.cdiv(max_context_len, SPLIT), 1)

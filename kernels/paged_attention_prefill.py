@@ -104,11 +104,12 @@ def paged_attention_prefill(
     *,
     max_context_len: int,  # noqa: ARG001 - the grid follows the queries
     plan: None = None,  # noqa: ARG001 - this face needs none
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `kernels.reference.paged_attention_prefill`; max_query_len only bounds the grid."""
     _, heads, head_dim = q.shape
     _, block_size, kv_heads, _ = k_pool.shape
-    out = torch.empty_like(q)
+    out = torch.empty_like(q) if out is None else out
     if rows.shape[0] == 0 or max_query_len == 0:
         return out
     config = tile_config(head_dim, is_fp32(q))

@@ -91,13 +91,14 @@ def paged_attention_decode(
     *,
     max_context_len: int,  # noqa: ARG001 - a launch bound of other faces
     plan: object = None,  # noqa: ARG001
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Each query over its row's slots, up to its own context length -> [s, hq, d].
 
     q [s, hq, d]; pools [blocks, bs, hk, d]; block_tables [R, B], rows [s], context_lens [s] int32.
-    A context length of 0 gives zeros.
+    A context length of 0 gives zeros. The result is written to `out` [s, hq, d] where it is given.
     """
-    out = torch.zeros_like(q)
+    out = torch.zeros_like(q) if out is None else out.zero_()
     for i, (row, length) in enumerate(zip(rows.tolist(), context_lens.tolist(), strict=True)):
         if length:
             keys = gather_context(k_pool, block_tables, row, length)
@@ -119,13 +120,14 @@ def paged_attention_prefill(
     *,
     max_context_len: int,  # noqa: ARG001
     plan: object = None,  # noqa: ARG001
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of ragged queries, read through the table -> [t, hq, d].
 
     q [t, hq, d]; sequence i owns tokens query_starts[i] to query_starts[i + 1], which are the last
-    positions of its context.
+    positions of its context. The result is written to `out` [t, hq, d] where it is given.
     """
-    out = torch.zeros_like(q)
+    out = torch.zeros_like(q) if out is None else out.zero_()
     starts = query_starts.tolist()
     for i, (row, length) in enumerate(zip(rows.tolist(), context_lens.tolist(), strict=True)):
         if starts[i] == starts[i + 1]:

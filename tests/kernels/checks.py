@@ -158,6 +158,27 @@ def check_slot_rectangle(
     assert error(results[0], expected) < limit(dtype)
 
 
+def check_out(ops: Ops, dtype: torch.dtype, device: str, context_lens: list[int]) -> None:
+    """A result written to `out`, a stretch of a larger tensor, is the same bits; nothing near it
+    moves."""
+    case = paged(context_lens, 2, 16, 16, dtype, device)
+    query_lens = [1] * (len(context_lens) - 1) + [context_lens[-1]]
+    one = randn(len(context_lens), 6, 16, dtype=dtype, device=device)
+    many = randn(sum(query_lens), 6, 16, dtype=dtype, device=device)
+    for result, run in (
+        (decode(ops, one, case), lambda out: decode(ops, one, case, out=out)),
+        (
+            prefill(ops, many, case, query_lens),
+            lambda out: prefill(ops, many, case, query_lens, out=out),
+        ),
+    ):
+        out, buffer = guarded(tuple(result.shape), dtype, device)
+        assert run(out).data_ptr() == out.data_ptr()
+        assert torch.equal(out, result)
+        assert bool((buffer[:1024] == GUARD).all())
+        assert bool((buffer[-1024:] == GUARD).all())
+
+
 def check_context_of_32768(ops: Ops, dtype: torch.dtype, device: str) -> None:
     """Decode and prefill equal the oracle over the longest context promised."""
     check_attention(ops, dtype, device, [32768, 1], [2, 1], (2, 1), 16, 16)

@@ -38,6 +38,10 @@ def test_contexts_of_many_splits_equal_the_oracle() -> None:
     checks.check_attention(OPS, FP32, "cpu", contexts, [1, 1], (1, 1), 16, 64)
 
 
+def test_attention_is_written_where_it_is_asked_to() -> None:
+    checks.check_out(OPS, FP32, "cpu", [5, SPLIT + 1, 20])
+
+
 def test_the_read_through_tables_equals_that_of_the_slot_rectangle() -> None:
     checks.check_slot_rectangle(OPS, FP32, "cpu", [1, 16, 17, SPLIT, SPLIT + 1, 40], 16)
 

@@ -68,6 +68,12 @@ def test_attention_equals_the_oracle_over_a_context_of_32768(dtype: torch.dtype)
 
 
 @BOTH
+@pytest.mark.parametrize("contexts", [[5, 40], [5, 70]], ids=["one length", "two lengths"])
+def test_attention_is_written_where_it_is_asked_to(dtype: torch.dtype, contexts: list[int]) -> None:
+    checks.check_out(OPS, dtype, "cpu", contexts)
+
+
+@BOTH
 def test_the_read_through_tables_equals_that_of_the_slot_rectangle(dtype: torch.dtype) -> None:
     checks.check_slot_rectangle(OPS, dtype, "cpu", BORDERS, 64)
 

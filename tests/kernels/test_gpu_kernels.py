@@ -70,6 +70,11 @@ def test_attention_equals_the_oracle_over_a_context_of_32768(ops: kernels.Ops) -
 
 
 @BOTH
+def test_attention_is_written_where_it_is_asked_to(ops: kernels.Ops, dtype: torch.dtype) -> None:
+    checks.check_out(ops, dtype, "cuda", [5, 257, 40])
+
+
+@BOTH
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_the_read_through_tables_equals_that_of_the_slot_rectangle(
     ops: kernels.Ops, head_dim: int, dtype: torch.dtype

@@ -21,13 +21,13 @@ def test_a_cpu_does_not_import_triton() -> None:
 def test_the_paged_read_takes_no_mask_on_any_face() -> None:
     # Rows and their lengths say what is visible; a mask of rows by context could only disagree.
     read = {"q", "k_pool", "v_pool", "block_tables", "rows", "context_lens", "scale"}
-    bounds = {"max_context_len", "plan"}
+    others = {"max_context_len", "plan", "out"}
     ragged = {"query_starts", "max_query_len"}
     for module in (reference, cpu, paged_attention_decode):
-        assert set(signature(module.paged_attention_decode).parameters) == read | bounds
+        assert set(signature(module.paged_attention_decode).parameters) == read | others
     for module in (reference, cpu, paged_attention_prefill):
         parameters = set(signature(module.paged_attention_prefill).parameters)
-        assert parameters == read | bounds | ragged
+        assert parameters == read | others | ragged
 
 
 @pytest.mark.parametrize(

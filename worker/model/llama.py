@@ -14,8 +14,8 @@ from worker.model.rope import cos_sin_table
 from worker.model.weights import LlamaWeights
 from worker.step_inputs import StepInputs
 
-# (q [t, heads, head_dim], K pool, V pool of one layer) -> [t, heads, head_dim]
-Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+# (q [t, heads, head_dim], K pool, V pool of one layer, out=None) -> [t, heads, head_dim]
+Attention = Callable[..., torch.Tensor]
 
 
 class Llama:
@@ -89,9 +89,10 @@ class Llama:
 
         def attend(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor) -> torch.Tensor:
             # A decode has one token, so the sequences' border is the tokens' border too.
-            return torch.cat(
-                (decode(q[:decodes], k_pool, v_pool), prefill(q[decodes:], k_pool, v_pool))
-            )
+            out = torch.empty_like(q)
+            decode(q[:decodes], k_pool, v_pool, out=out[:decodes])
+            prefill(q[decodes:], k_pool, v_pool, out=out[decodes:])
+            return out
 
         return attend
 
