@@ -32,6 +32,8 @@ from scheduler.core.front_end import (
 
 log = logging.getLogger(__name__)
 
+INTERNAL_ERROR = "internal error; see the server's log"
+
 _Context = grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]
 
 
@@ -119,8 +121,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
         """Ends one call whose text cannot be made; the batch's other tokens go on. To be
         called where the exception is handled."""
         log.exception("request %r failed in the front end", stream.request_id)
-        message = "internal error; see the server's log"
-        stream.end(Failure(stream.handle, FailureKind.INTERNAL, message))
+        stream.end(Failure(stream.handle, FailureKind.INTERNAL, INTERNAL_ERROR))
         self._engine.abort(Abort(stream.handle, FailureKind.INTERNAL))
 
     async def GetStatus(
@@ -142,7 +143,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
             if context.done():
                 return  # the client went away while a message was on its way to it
             log.exception("request %r failed in the front end", request.request_id)
-            await context.abort(grpc.StatusCode.INTERNAL, "internal error; see the server's log")
+            await context.abort(grpc.StatusCode.INTERNAL, INTERNAL_ERROR)
         finally:
             self._num_calls -= 1
             if not self._num_calls:

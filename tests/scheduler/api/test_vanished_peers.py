@@ -33,6 +33,7 @@ class Wire:
 
     def __init__(self, address: str) -> None:
         self._host, _, self._port = address.rpartition(":")
+        self._pumps: list[asyncio.Task[None]] = []
         self._whole = asyncio.Event()
         self._whole.set()
 
@@ -45,10 +46,8 @@ class Wire:
 
     async def _connected(self, reader, writer) -> None:
         to_reader, to_writer = await asyncio.open_connection(self._host, self._port)
-        self._pumps = [
-            asyncio.create_task(self._pump(reader, to_writer)),
-            asyncio.create_task(self._pump(to_reader, writer)),
-        ]
+        for pair in ((reader, to_writer), (to_reader, writer)):
+            self._pumps.append(asyncio.create_task(self._pump(*pair)))
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
