@@ -45,8 +45,11 @@ class BlockTables:
         """Extends the rows' tables to hold their context lengths. `rows` must hold no
         row twice. Raises OutOfBlocks, and moves no table, if the sum does not fit."""
         missing = self.missing(rows, context_lens)
-        blocks = self.allocator.allocate(int(missing.sum()))
         growing = missing > 0
+        if not growing.any():
+            none = np.empty(0, np.int32)
+            return Appended(none, none, none)
+        blocks = self.allocator.allocate(int(missing.sum()))
         rows, counts = rows[growing], missing[growing]
         owners = np.repeat(rows, counts)
         places = np.arange(len(blocks)) - np.repeat(np.cumsum(counts) - counts, counts)

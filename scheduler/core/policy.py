@@ -43,12 +43,11 @@ class ContinuousBatching:
     """
 
     def decide(self, ledger: Ledger, budget: int, now: float) -> Decision:
-        if not self._make_room(ledger, budget):
-            # The one left fits alone; rows about to be answered hold the rest.
-            return Decision(np.empty(0, np.int64), np.empty(0, np.int64), [])
-        decodes, prompts = _running(ledger.rows)
+        decodes, prompts = self._make_room(ledger, budget)
         candidates = self._admissible(ledger)
         gaps = _gaps(ledger.rows, prompts) + [len(request.tokens) for request in candidates]
+        if not gaps:
+            return Decision(decodes, np.ones(len(decodes), np.int64), [])
         chunks = np.array(share_out(gaps, budget - len(decodes)), np.int64)
         admitted = [ledger.admit_head(now) for chunk in chunks[len(prompts) :] if chunk]
         prompts = np.append(prompts, admitted).astype(np.int64)
@@ -57,20 +56,22 @@ class ContinuousBatching:
         query_lens = np.concatenate([np.ones(len(decodes), np.int64), chunks[chunks > 0]])
         return Decision(rows, query_lens, admitted)
 
-    def _make_room(self, ledger: Ledger, budget: int) -> bool:
-        """Preempts until what the running rows would compute fits; False if even the
-        last one's does not."""
+    def _make_room(self, ledger: Ledger, budget: int) -> tuple[np.ndarray, np.ndarray]:
+        """Preempts until what the running rows would compute fits: those of them one
+        token behind, and prompts by arrival."""
+        rows = ledger.rows
         while True:
-            rows = ledger.rows
             decodes, prompts = _running(rows)
             chunks = share_out(_gaps(rows, prompts), budget - len(decodes))
             running = np.concatenate([decodes, prompts])
             query_lens = np.concatenate([np.ones(len(decodes), np.int64), np.array(chunks, int)])
             missing = ledger.tables.missing(running, rows.computed[running] + query_lens)
             if missing.sum() <= ledger.allocator.num_free:
-                return True
+                return decodes, prompts
             if len(running) == 1:
-                return False
+                # It fits alone: rows about to be answered hold the rest. Until then
+                # nobody runs.
+                return running[:0], running[:0]
             ledger.preempt(ledger.youngest_runnable())
 
     def _admissible(self, ledger: Ledger) -> list[Request]:
