@@ -1,78 +1,41 @@
-"""Compile every Triton kernel for sm_90; run by test_compile.py in a process of its own.
+"""Compile every Triton kernel for sm_90 as its launcher launches it; run by
+test_compiled_kernels.py in a process of its own.
 
-Prints one line per kernel and shape: name, bytes of shared memory. Needs no GPU.
+The launchers are called with their kernels' `run` replaced, so that shapes, tiles and warps are
+theirs. Prints one line per compiled kernel: name, type, head_dim if it has one, bytes of shared
+memory. Needs no GPU.
 """
 
 import importlib
+import pkgutil
 import sys
+from functools import partial
+from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import paged_attention_decode, paged_attention_prefill
+import kernels
+from kernels import triton_ops
+from kernels.linear import gemv
 from kernels.shapes import TRITON_HEAD_DIMS
 
 SHARED_MEMORY = 227 * 1024
-MODULES = (
-    "linear",
-    "paged_attention_decode",
-    "paged_attention_prefill",
-    "rms_norm",
-    "rope_and_write_kv",
-    "sample",
-    "silu_and_mul",
-)
-POINTERS = {
-    "rows": "*i32", "context_lens": "*i32", "query_starts": "*i32", "block_tables": "*i32",
-    "positions": "*i32", "slot_mapping": "*i64", "seeds": "*i64", "temperatures": "*fp32",
-    "cos_sin": "*fp32", "partial": "*fp32", "partial_stats": "*fp32", "best_scores": "*fp32",
-    "best_ids": "*i32", "bad": "*i32", "ids": "*i32", "non_finite": "*i1",
+OPTIONS = ("num_warps", "num_stages")
+TYPES = {
+    torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64",
+    torch.bool: "i1", int: "i32", float: "fp32",
 }  # fmt: skip
-SCALARS = {
-    "scale": "fp32", "eps": "fp32", "table_width": "i32", "max_splits": "i32", "n": "i32",
-    "vocab": "i32", "stretches": "i32",
-}  # fmt: skip
-
-
-def attention(head_dim: int, dtype: str) -> list[tuple[str, dict, str]]:
-    fp32 = dtype == "fp32"
-    block_d = triton.next_power_of_2(head_dim)
-    shape = {
-        "HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "BLOCK_D": block_d,
-        "UPCAST": False,
-    }  # fmt: skip
-    decode = {**shape, **paged_attention_decode.tile_config(head_dim, fp32), "SPLIT": 256}
-    prefill = {**shape, **paged_attention_prefill.tile_config(head_dim, fp32)}
-    return [
-        ("decode_kernel", {**decode, "BLOCK_G": 16}, dtype),
-        ("prefill_kernel", prefill, dtype),
-    ]
-
-
-def cases() -> list[tuple[str, dict, str]]:
-    found = []
-    for dtype, head_dims in (("bf16", (64, 128, 256)), ("fp32", (64, 256))):
-        assert set(head_dims) <= set(TRITON_HEAD_DIMS)
-        for head_dim in head_dims:
-            found += attention(head_dim, dtype)
-    rope = {"NUM_HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 80, "BLOCK_H": 16, "BLOCK_HALF": 64}
-    gemv = {"K": 2048, "ROWS": 2, "BLOCK_K": 1024, "HAS_BIAS": True, "num_warps": 4}
-    merge = {"HEADS": 32, "HEAD_DIM": 128, "SPLIT": 256, "FEW": 4, "MANY": 32, "BLOCK_D": 128}
-    for dtype in ("bf16", "fp32"):
-        found += [
-            ("merge_kernel", merge, dtype),
-            ("rms_norm_kernel", {"WIDTH": 4096, "BLOCK": 4096, "HAS_RESIDUAL": True}, dtype),
-            ("rope_and_write_kv_kernel", rope, dtype),
-            ("silu_and_mul_kernel", {"WIDTH": 8192, "BLOCK": 1024}, dtype),
-            ("gemv_kernel", gemv, dtype),
-            ("best_of_stretch_kernel", {"STRETCH": 4096, "num_warps": 8}, dtype),
-        ]
-    return [*found, ("best_of_row_kernel", {"BLOCK": 32, "num_warps": 1}, "bf16")]
+HEADS, KV_HEADS = 32, 8
 
 
 def kernels_of_package() -> dict[str, triton.JITFunction]:
-    modules = [importlib.import_module(f"kernels.{name}") for name in MODULES]
+    names = [
+        name for _, name, is_package in pkgutil.iter_modules(kernels.__path__) if not is_package
+    ]
+    modules = [importlib.import_module(f"kernels.{name}") for name in names]
     return {
         name: value
         for module in modules
@@ -81,20 +44,79 @@ def kernels_of_package() -> dict[str, triton.JITFunction]:
     }
 
 
-def compile_one(kernel: triton.JITFunction, constants: dict, dtype: str) -> int:
+def launch_attention(head_dim: int, dtype: torch.dtype) -> None:
+    """A context of two splits, so that their merging is launched too."""
+    q = torch.empty(1, HEADS, head_dim, dtype=dtype)
+    pool = torch.empty(1, 16, KV_HEADS, head_dim, dtype=dtype)
+    table = torch.zeros(1, 32, dtype=torch.int32)
+    rows, starts = torch.zeros(1, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    context = {"scale": 0.125, "max_context_len": 512}
+    triton_ops.paged_attention_decode(q, pool, pool, table, rows, rows, **context)
+    triton_ops.paged_attention_prefill(
+        q, pool, pool, table, rows, starts, rows, max_query_len=64, **context
+    )
+
+
+def launch_rope(head_dim: int, dtype: torch.dtype) -> None:
+    qkv = torch.empty(1, (HEADS + 2 * KV_HEADS) * head_dim, dtype=dtype)
+    pool = torch.empty(1, 16, KV_HEADS, head_dim, dtype=dtype)
+    cos_sin = torch.empty(1, head_dim)
+    positions, slots = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    triton_ops.rope_and_write_kv(qkv, positions, cos_sin, slots, pool, pool, HEADS)
+
+
+def launch_others(dtype: torch.dtype) -> None:
+    for width in (576, 4096):
+        x, weight = torch.empty(1, width, dtype=dtype), torch.empty(width, dtype=dtype)
+        triton_ops.rms_norm(x, weight, 1e-5)
+        triton_ops.add_rms_norm(x, x, weight, 1e-5)
+    triton_ops.silu_and_mul(torch.empty(1, 2 * 8192, dtype=dtype))
+    for k in (576, 2048, 8192):
+        weight = triton_ops.pack_weight(torch.empty(64, k, dtype=dtype))
+        for bias in (None, torch.empty(64, dtype=dtype)):
+            gemv(torch.empty(1, k, dtype=dtype), weight, bias)
+    one, seeds = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    triton_ops.sample(torch.empty(1, 128_256, dtype=dtype), torch.zeros(1), seeds, one)
+
+
+def launches(found: dict[str, triton.JITFunction]) -> list[tuple[str, tuple, dict]]:
+    """(kernel, arguments, keywords) of every launch."""
+    recorded: list[tuple[str, tuple, dict]] = []
+
+    def record(name: str, *arguments: Any, grid: Any, warmup: bool, **keywords: Any) -> None:
+        recorded.append((name, arguments, keywords))
+
+    for name, kernel in found.items():
+        kernel.run = partial(record, name)
+    for dtype, head_dims in ((torch.bfloat16, TRITON_HEAD_DIMS), (torch.float32, (64, 256))):
+        for head_dim in head_dims:
+            launch_attention(head_dim, dtype)
+        for head_dim in (64, 80):
+            launch_rope(head_dim, dtype)
+        launch_others(dtype)
+    return recorded
+
+
+def type_of(argument: object) -> str:
+    if isinstance(argument, torch.Tensor):
+        return f"*{TYPES[argument.dtype]}"
+    return TYPES[type(argument)]
+
+
+def compile_one(kernel: triton.JITFunction, arguments: tuple, keywords: dict) -> int:
     """Bytes of shared memory."""
-    constants = dict(constants)
-    options = {k: constants.pop(k) for k in ("num_warps", "num_stages") if k in constants}
-    signature, constexprs, attributes = {}, {}, {}
-    for index, name in enumerate(kernel.arg_names):
-        if name in constants:
-            signature[name] = "constexpr"
-            constexprs[(index,)] = constants[name]
+    options = {name: value for name, value in keywords.items() if name in OPTIONS}
+    given = dict(zip(kernel.arg_names, arguments, strict=False)) | keywords
+    signature, constants, attributes = {}, {}, {}
+    for index, parameter in enumerate(kernel.params):
+        name = parameter.name
+        if parameter.is_constexpr:
+            signature[name], constants[(index,)] = "constexpr", given[name]
         else:
-            signature[name] = SCALARS.get(name) or POINTERS.get(name, f"*{dtype}")
-            if signature[name].startswith("*"):
+            signature[name] = type_of(given[name])
+            if isinstance(given[name], torch.Tensor):
                 attributes[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes)
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert ".target sm_90a" in compiled.asm["ptx"]
     assert len(compiled.asm["cubin"]) > 0
@@ -103,13 +125,14 @@ def compile_one(kernel: triton.JITFunction, constants: dict, dtype: str) -> int:
 
 
 def main() -> None:
-    kernels = kernels_of_package()
-    missing = set(kernels) - {name for name, _, _ in cases()}
-    if missing:
-        sys.exit(f"no case compiles {sorted(missing)}")
-    for name, constants, dtype in cases():
-        shared = compile_one(kernels[name], constants, dtype)
-        print(name, dtype, constants.get("HEAD_DIM", ""), f"{shared} bytes of shared memory")
+    found = kernels_of_package()
+    recorded = launches(found)
+    if missing := set(found) - {name for name, _, _ in recorded}:
+        sys.exit(f"no launch of {sorted(missing)}")
+    for name, arguments, keywords in recorded:
+        shared = compile_one(found[name], arguments, keywords)
+        dtype = type_of(arguments[0]).removeprefix("*")
+        print(name, dtype, keywords.get("HEAD_DIM", ""), f"{shared} bytes of shared memory")
 
 
 if __name__ == "__main__":

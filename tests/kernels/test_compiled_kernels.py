@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kernels.shapes import TRITON_HEAD_DIMS
+
 
 @pytest.mark.timeout(400)  # a tenth of that, but for other work on the cores
 def test_every_kernel_compiles_for_sm_90(tmp_path: Path) -> None:
@@ -19,4 +21,6 @@ def test_every_kernel_compiles_for_sm_90(tmp_path: Path) -> None:
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
-    assert "prefill_kernel bf16 128" in done.stdout
+    for head_dim in TRITON_HEAD_DIMS:
+        for name in ("decode_kernel bf16", "merge_kernel fp32", "prefill_kernel bf16"):
+            assert f"{name} {head_dim} " in done.stdout
