@@ -1,0 +1,66 @@
+"""Text out of the default model, through both processes, as a person would ask for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from deploy.model.fetch import fetch
+from nanoserve import AsyncClient, Client, Completion, FinishReason
+from tests.end_to_end.servers import running
+
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+STORY = "Once upon a time, in a small village by the sea, there lived"
+LETTER = "Dear Sir or Madam, I am writing to you because"
+IM_END = 2
+# 13 usable blocks of 4: each of the two texts fits alone, and not both.
+WORKER = ("--num-blocks", "17", "--block-size", "4")
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with running(model=fetch(), worker=WORKER) as servers:
+        yield servers.address
+
+
+def test_a_question_is_answered_and_ends_at_the_models_end_token(address: str) -> None:
+    with Client(address) as client:
+        answer = client.generate(messages=QUESTION, temperature=0).collect()
+    assert answer.text == "The capital of France is Paris."
+    assert answer.finish_reason is FinishReason.STOP
+    assert answer.matched == IM_END
+    assert answer.token_ids[-1] == IM_END
+
+
+def test_raw_text_goes_on_with_its_leading_space(address: str) -> None:
+    """R3."""
+    with Client(address) as client:
+        chunks = list(client.generate("The capital of France is", max_tokens=3, temperature=0))
+    assert chunks[0].text.startswith(" Paris")
+    assert chunks[0].token_ids[0] == 7042
+
+
+def test_text_cut_by_a_stop_string_is_the_same_after_a_preemption(address: str) -> None:
+    """R14: the detokenizer and a half-matched stop string go on where they were."""
+
+    async def together(stop: str) -> list[Completion]:
+        async with AsyncClient(address) as client:
+            story = client.generate(STORY, max_tokens=40, temperature=0)
+            first = asyncio.create_task(story.collect())
+            await asyncio.sleep(0.2)
+            letter = client.generate(LETTER, max_tokens=40, temperature=0, stop=[stop])
+            return [await first, await letter.collect()]
+
+    with Client(address) as client:
+        story = client.generate(STORY, max_tokens=40, temperature=0).collect()
+        letter = client.generate(LETTER, max_tokens=40, temperature=0).collect()
+    stop = letter.text[-40:-20]
+    story_again, cut = asyncio.run(together(stop))
+    assert cut.usage is not None
+    assert cut.usage.preemptions > 0
+    assert story_again.text == story.text
+    assert cut.text == letter.text.split(stop)[0]
+    assert (cut.finish_reason, cut.matched) == (FinishReason.STOP, stop)
+    assert cut.token_ids == letter.token_ids[: len(cut.token_ids)]
