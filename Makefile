@@ -28,8 +28,7 @@ SERVER_FLAGS = --worker-args="$(WORKER_ARGS)" --scheduler-args="$(SCHEDULER_ARGS
 FIND_MODEL = model="$$($(BIN)/python -m deploy.model.fetch --model '$(MODEL)')"
 
 .DEFAULT_GOAL := help
-.PHONY: help install protos model run chat serve test lint format types bench-cpu \
-	bench-split wheel clean
+.PHONY: help install protos model run chat serve test lint format types bench-cpu bench-split wheel clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets

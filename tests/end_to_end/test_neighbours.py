@@ -115,8 +115,8 @@ def test_smollm2s_tokens_are_the_same_alone_and_in_any_batch() -> None:
     works = some_work(32, vocab_size=49152, longest_prompt=40, longest_output=12)
     expected: list[tuple[int, ...]] = []
     preemptions = []
-    for depth, chunk, blocks in [(1, 512, 400), (2, 64, 26), (3, 20, 26)]:
-        worker = ("--dtype", "float32", "--num-blocks", str(blocks))
+    for depth, chunk, blocks in [(1, 512, 6400), (2, 64, 72), (3, 20, 72)]:
+        worker = ("--dtype", "float32", "--block-size", "1", "--num-blocks", str(blocks))
         scheduler = ("--pipeline-depth", str(depth), "--max-step-tokens", str(chunk))
         with running(model=fetch(), worker=worker, scheduler=scheduler) as servers:
             expected = expected or alone(servers.address, works)
