@@ -13,16 +13,19 @@ import torch
 from kernels.packed_weight import PackedWeight
 
 TILE = 32
+FP32_CHUNK = 192
 _PADDED = (2, 4, 8, 16, TILE)
 _CUTS = (512, 256, 128, 64, TILE)
 
 
 def pack_weight(weight: torch.Tensor) -> PackedWeight:
-    """weight [n, k] -> oneDNN's blocked layout (chosen for 8 rows), which is made only once."""
-    data = weight.detach().contiguous()
+    """weight [n, k] -> oneDNN's blocked layout (chosen for 8 rows), which is made only once; in
+    fp32 cut along k, see `_multiply`."""
+    chunk = FP32_CHUNK if weight.dtype == torch.float32 else weight.shape[1]
+    data = [part.contiguous() for part in weight.detach().split(chunk, dim=1)]
     if torch.backends.mkldnn.is_available() and _onednn_takes(weight.dtype):
-        data = torch.ops.mkldnn._reorder_linear_weight(data, 8)
-    return PackedWeight(weight.shape[0], weight.shape[1], weight.dtype, data)
+        data = [torch.ops.mkldnn._reorder_linear_weight(part, 8) for part in data]
+    return PackedWeight(weight.shape[0], weight.shape[1], weight.dtype, tuple(data))
 
 
 def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -52,9 +55,21 @@ def _onednn_takes(dtype: torch.dtype) -> bool:
 
 
 def _multiply(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    if weight.data.is_mkldnn:
-        return torch.ops.mkldnn._linear_pointwise(x, weight.data, bias, "none", [], "")
-    return torch.nn.functional.linear(x, weight.data, bias)
+    """In fp32 the sum over k is one of chunks: oneDNN keeps one accumulator per result, and a
+    large term (a massive activation) in it would cost all later terms their last bits."""
+    if len(weight.data) == 1:
+        return _product(x, weight.data[0], bias)
+    parts = x.split(FP32_CHUNK, dim=1)
+    out = _product(parts[0].contiguous(), weight.data[0], bias)
+    for part, data in zip(parts[1:], weight.data[1:], strict=True):
+        out += _product(part.contiguous(), data, None)
+    return out
+
+
+def _product(x: torch.Tensor, data: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    if data.is_mkldnn:
+        return torch.ops.mkldnn._linear_pointwise(x, data, bias, "none", [], "")
+    return torch.nn.functional.linear(x, data, bias)
 
 
 # (out_features, in_features, dtype, has bias, threads): all that the choice of a kernel can see.
