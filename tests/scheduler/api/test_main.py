@@ -20,6 +20,7 @@ import pytest
 from nanoserve.v1 import inference_pb2, inference_pb2_grpc
 from scheduler.__main__ import parser
 from scheduler.api.model_folder import ModelFolder
+from worker.model.fingerprint import fingerprint
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -215,5 +216,4 @@ def test_it_imports_neither_torch_nor_transformers():
 
 def test_the_fingerprint_rule_is_the_workers(smollm2_folder):
     """Two copies of one rule, since the scheduler never imports the worker."""
-    fingerprint = pytest.importorskip("worker.model.fingerprint").fingerprint
     assert ModelFolder.read(smollm2_folder).fingerprint == fingerprint(smollm2_folder)
