@@ -42,10 +42,13 @@ def test_generate_raw_sends_the_text_and_every_flag(server: ScriptedServer) -> N
     assert 5 < server.deadlines[0] <= 9
 
 
-def test_flags_left_out_are_left_to_the_server(server: ScriptedServer) -> None:
+def test_flags_left_out_are_left_to_the_server_but_for_the_temperature(
+    server: ScriptedServer,
+) -> None:
     nanoserve("generate", "--address", server.address, "Hi")
     request = server.requests[0]
-    assert not any(request.HasField(name) for name in ("max_tokens", "temperature", "seed"))
+    assert not any(request.HasField(name) for name in ("max_tokens", "seed"))
+    assert request.temperature == pytest.approx(0.7), "the command has a default of its own"
     # Without a deadline gRPC tells the longest time that it can.
     assert server.deadlines[0] is None or server.deadlines[0] > 1e6
 
