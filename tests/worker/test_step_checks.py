@@ -474,9 +474,13 @@ def test_a_refused_step_changes_no_row(ledger: Ledger) -> None:
 
 
 def test_slots_are_compared_with_tables_only_when_asked() -> None:
-    ledger = Ledger(small_geometry(), check_slots=False)
-    ledger.admit(first_step())
-    ledger.admit(second_step(slot_mapping=int64(38, 20, 21, 22)))
+    elsewhere = second_step(slot_mapping=int64(38, 20, 21, 22))
+    trusting, checking = (Ledger(small_geometry(), check_slots=check) for check in (False, True))
+    for ledger in (trusting, checking):
+        ledger.admit(first_step())
+    assert trusting.admit(elsewhere).slots.tolist() == [[38, 20, 21, 22]]
+    with pytest.raises(StepRefused, match="slot_mapping"):
+        checking.admit(elsewhere)
 
 
 FIELDS = (

@@ -94,8 +94,10 @@ async def test_health_is_refreshed_without_being_told(serve, monkeypatch):
     """A stuck engine tells nobody, so somebody has to look."""
     monkeypatch.setattr(health_module, "REFRESH_SECONDS", 0.02)
     served = await serve(ScriptedEngine([2]))
+    assert await check(served, "") == SERVING
     served.engine._ready = False
     await becomes(served, "", NOT_SERVING)
+    assert await check(served, "") == NOT_SERVING
 
 
 async def test_reflection_lists_the_services_and_their_files(serve):

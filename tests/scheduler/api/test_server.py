@@ -152,7 +152,10 @@ async def test_events_after_the_end_are_dropped_quietly():
     await server.stop()
     server._loop = asyncio.new_event_loop()
     server._loop.close()
+    told: list[object] = []
+    server._health.refresh = lambda: told.append(None)
     server.status_changed(ScriptedEngine([2]).status())
+    assert told == []
 
 
 SILENCE_SECONDS = 9
