@@ -100,10 +100,11 @@ def played(folder: Path, prompts: list[list[int]], dtype: torch.dtype) -> list[t
 
 
 @torch.no_grad()
-def test_fp32_logits_of_20_prompts_equal_transformers_to_1e_4_at_every_position(
+def test_fp32_logits_of_20_prompts_equal_transformers_to_1e_4_relative_and_absolute(
     folder: Path, prompts: list[list[int]]
 ) -> None:
-    # Logits reach 30 here, where fp32 keeps 2e-6, so 1e-4 is both relative and absolute.
+    # Absolute alone would be less than transformers' own distance from fp64 here, 1.2e-4: ours
+    # lies up to 1.1e-4 from transformers.
     model, exact_model = reference(folder, torch.float32), reference(folder, torch.float64)
     theirs = torch.cat([model(torch.tensor([ids])).logits[0] for ids in prompts])
     exact = torch.cat([exact_model(torch.tensor([ids])).logits[0] for ids in prompts])
