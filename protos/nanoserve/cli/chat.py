@@ -13,6 +13,7 @@ import sys
 
 from nanoserve.cli import sampling
 from nanoserve.cli.conversation import Conversation
+from nanoserve.cli.interrupts import closing_on_interrupt
 from nanoserve.cli.stopwatch import Stopwatch
 from nanoserve.cli.terminal import Writer
 from nanoserve.client import Client, Generation
@@ -127,17 +128,16 @@ def _stream(generation: Generation, stopwatch: Stopwatch) -> str:
     """Shows an answer as it comes; returns what came of it until its end or Ctrl-C."""
     writer = Writer()
     answer: list[str] = []
-    with generation:
+    with generation, closing_on_interrupt(generation) as interrupted:
         try:
             for chunk in generation:
                 stopwatch.saw(chunk)
                 answer.append(chunk.text)
                 writer.write(chunk.text)
-        except KeyboardInterrupt:
-            writer.end_line()
-            print("(stopped)", file=sys.stderr)
         finally:
             writer.end_line()
+    if interrupted.is_set():
+        print("(stopped)", file=sys.stderr)
     return "".join(answer)
 
 
