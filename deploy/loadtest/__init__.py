@@ -1,0 +1,1 @@
+"""The load tool: `python -m deploy.loadtest`."""
