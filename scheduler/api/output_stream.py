@@ -8,7 +8,14 @@ import time
 from nanoserve.v1 import inference_pb2
 from scheduler.api.errors import CallError
 from scheduler.api.output_text import OutputText
-from scheduler.core.front_end import Failure, Finish, Finished, FinishReason, Submission
+from scheduler.core.front_end import (
+    Failure,
+    Finish,
+    Finished,
+    FinishReason,
+    RequestUsage,
+    Submission,
+)
 
 # Characters. A message of that many takes at most 1 MiB, a quarter of what gRPC clients
 # accept unless told otherwise.
@@ -98,9 +105,7 @@ class OutputStream:
         engine's own account of it is lost, so the times are as seen here, and those of the
         queue are unknown."""
         arrival = self._submission.arrival
-        finish = Finish(
-            reason=FinishReason.STOP,
-            stop_token=None,
+        usage = RequestUsage(
             prompt_tokens=len(self._submission.prompt_ids),
             output_tokens=self.num_tokens,
             queue_seconds=0.0,
@@ -108,12 +113,12 @@ class OutputStream:
             total_seconds=self._matched_at - arrival,
             preemptions=0,
         )
-        return Finished(self.handle, finish)
+        return Finished(self.handle, Finish(FinishReason.STOP, None, usage))
 
     def _set_finish(self, response: inference_pb2.GenerateResponse, finish: Finish) -> None:
-        reason = finish.reason
+        reason, usage = finish.reason, finish.usage
         own = self._matched_stop is not None and (
-            finish.stop_token is None or self.num_tokens < finish.output_tokens
+            finish.stop_token is None or self.num_tokens < usage.output_tokens
         )
         if own:
             reason = FinishReason.STOP
@@ -123,11 +128,11 @@ class OutputStream:
         response.finish_reason = _REASONS[reason]
         response.usage.CopyFrom(
             inference_pb2.Usage(
-                prompt_tokens=finish.prompt_tokens,
-                output_tokens=self.num_tokens if own else finish.output_tokens,
-                queue_seconds=finish.queue_seconds,
-                first_token_seconds=finish.first_token_seconds,
-                total_seconds=finish.total_seconds,
-                preemptions=finish.preemptions,
+                prompt_tokens=usage.prompt_tokens,
+                output_tokens=self.num_tokens if own else usage.output_tokens,
+                queue_seconds=usage.queue_seconds,
+                first_token_seconds=usage.first_token_seconds or usage.total_seconds,
+                total_seconds=usage.total_seconds,
+                preemptions=usage.preemptions,
             )
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler.core.front_end import FailureKind, Finish, Finished, FinishReason
+from scheduler.core.front_end import Failure, FailureKind, Finish, Finished, FinishReason
 from scheduler.core.ledger import Ledger
 from scheduler.core.outbox import Outbox
 from scheduler.core.planner import StepInFlight
@@ -27,7 +27,7 @@ def accept(
     bad = np.zeros(len(rows), bool) if answer.non_finite is None else answer.non_finite
     current = ledger.rows.generation[rows] == step.generations
     for i in np.flatnonzero(bad):
-        _fail_non_finite(ledger, step.requests[i], outbox)
+        _fail_non_finite(ledger, step.requests[i], outbox, now)
     for i in np.flatnonzero(~current & ~bad):
         _accept_late(ledger, step.requests[i], int(tokens[i]), outbox, now)
     good = current & ~bad
@@ -46,36 +46,30 @@ def finish(
     """Ends a request well. Where text ended it, `output_tokens` says after how many; the
     others count as discarded."""
     ledger.end(request)
-    arrival = request.submission.arrival
     made = len(request.tokens) - request.prompt_len
     wanted = made if output_tokens is None else output_tokens
     ledger.totals.output_tokens -= made - wanted
     ledger.totals.discarded_tokens += made - wanted
-    usage = Finish(
-        reason=reason,
-        stop_token=stop_token,
-        prompt_tokens=request.prompt_len,
-        output_tokens=wanted,
-        queue_seconds=(request.started_at or now) - arrival,
-        first_token_seconds=(request.first_token_at or now) - arrival,
-        total_seconds=now - arrival,
-        preemptions=request.preemptions,
-    )
-    outbox.end(Finished(request.handle, usage))
+    usage = request.usage(now, wanted)
+    ledger.statistics.requests.ended(usage)
+    outbox.end(Finished(request.handle, Finish(reason, stop_token, usage)))
 
 
 def _accept_running(
     ledger: Ledger, at: np.ndarray, tokens: np.ndarray, outbox: Outbox, now: float
 ) -> None:
     """One more token for each of the rows `at`."""
-    rows = ledger.rows
+    rows, times = ledger.rows, ledger.statistics.requests
     accepted = rows.accepted[at]
     rows.tokens[at, accepted] = tokens
     rows.accepted[at] = accepted + 1
     outbox.tokens(rows.handle[at], tokens)
     ledger.totals.output_tokens += len(at)
-    for row in at[accepted == rows.prompt_len[at]]:
-        rows.request[row].first_token_at = now
+    first = accepted == rows.prompt_len[at]
+    times.inter_token.observe_all(now - rows.last_token_at[at[~first]])
+    rows.last_token_at[at] = now
+    for row in at[first]:
+        _first_token(ledger, rows.request[row], now)
     stopped = (rows.stop_ids[at] == tokens[:, None]).any(axis=1)
     full = accepted + 1 >= rows.limit[at]
     for i in np.flatnonzero(stopped | full):
@@ -93,10 +87,18 @@ def _accept_late(ledger: Ledger, request: Request, token: int, outbox: Outbox, n
     outbox.tokens(np.array([request.handle]), np.array([token], np.int32))
     ledger.totals.output_tokens += 1
     if len(request.tokens) == request.prompt_len + 1:
-        request.first_token_at = now
+        _first_token(ledger, request, now)
+    else:
+        ledger.statistics.requests.inter_token.observe(now - request.last_token_at)
+    request.last_token_at = now
     stopped = token in request.submission.stop_ids
     if stopped or len(request.tokens) >= request.limit:
         _finish_at(ledger, request, token, stopped, outbox, now)
+
+
+def _first_token(ledger: Ledger, request: Request, now: float) -> None:
+    request.first_token_at = now
+    ledger.statistics.requests.first_token.observe(now - request.submission.arrival)
 
 
 def _finish_at(
@@ -109,7 +111,7 @@ def _finish_at(
         finish(ledger, request, FinishReason.LENGTH, None, outbox, now)
 
 
-def _fail_non_finite(ledger: Ledger, request: Request, outbox: Outbox) -> None:
+def _fail_non_finite(ledger: Ledger, request: Request, outbox: Outbox, now: float) -> None:
     if request.ended:
         ledger.totals.discarded_tokens += 1
         return
@@ -118,4 +120,5 @@ def _fail_non_finite(ledger: Ledger, request: Request, outbox: Outbox) -> None:
         f"request {request.request_id}: the model's logits were not finite after "
         f"{len(request.tokens)} tokens; the weights or their type may not fit this prompt"
     )
-    outbox.fail(request.handle, FailureKind.INTERNAL, message)
+    usage = request.usage(now)
+    outbox.end(Failure(request.handle, FailureKind.INTERNAL, message, usage=usage))

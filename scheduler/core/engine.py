@@ -16,17 +16,21 @@ from scheduler.core.admission import refusal, request_for
 from scheduler.core.config import EngineConfig
 from scheduler.core.front_end import (
     Abort,
+    CallTotals,
     EngineStatus,
     Failure,
     FailureKind,
     FinishReason,
     FrontEnd,
+    SnapshotRequest,
     Submission,
 )
 from scheduler.core.incarnation import Incarnation, begin, carry_over
 from scheduler.core.outbox import Outbox
 from scheduler.core.policy import ContinuousBatching, Policy
 from scheduler.core.request import Request
+from scheduler.core.snapshot import take_snapshot
+from scheduler.core.statistics import Statistics
 from scheduler.core.totals import Totals
 from scheduler.core.worker_link import (
     Connected,
@@ -52,14 +56,14 @@ class _Stop:
     pass
 
 
-_Message = Submission | Abort | LinkEvent | _Drain | _Stop
+_Message = Submission | Abort | SnapshotRequest | LinkEvent | _Drain | _Stop
 
 
 class Engine:
     """Runs requests on one worker.
 
-    Everything is decided on one thread, in `turn`; `submit`, `abort`, `drain`,
-    `status` and `post` may be called from any other. A submission that is refused
+    Everything is decided on one thread, in `turn`; `post` and what EnginePort lists
+    may be called from any other. A submission that is refused
     gets its one final event like any other.
     """
 
@@ -74,7 +78,8 @@ class Engine:
     ) -> None:
         """`on_fatal` is called on the engine's thread with what ended its loop."""
         self.config = config
-        self.totals = Totals()
+        self.statistics = Statistics()
+        self.calls = CallTotals()  # as last reported
         self.worker: Incarnation | None = None  # None before the first connection
         self._link = link
         self._front_end = front_end
@@ -118,6 +123,16 @@ class Engine:
 
     def status(self) -> EngineStatus:
         return self._status
+
+    def ask_snapshot(self, request: SnapshotRequest) -> None:
+        self._inbox.put(request)
+
+    def report(self, totals: CallTotals) -> None:
+        self.calls = totals
+
+    @property
+    def totals(self) -> Totals:
+        return self.statistics.totals
 
     # The loop.
 
@@ -166,6 +181,9 @@ class Engine:
                 self._on_submission(message)
             case Abort():
                 self._on_abort(message)
+            case SnapshotRequest():
+                ledger = self.worker.ledger if self.worker else None
+                self._outbox.snapshot(take_snapshot(message, ledger, self._clock()))
             case Connected():
                 self._on_connected(message)
             case Disconnected():
@@ -231,7 +249,8 @@ class Engine:
 
     def _fail(self, worker: Incarnation, request: Request, kind: FailureKind, message: str) -> None:
         worker.ledger.end(request)
-        self._outbox.end(Failure(request.handle, kind, f"request {request.request_id}: {message}"))
+        message, usage = f"request {request.request_id}: {message}", request.usage(self._clock())
+        self._outbox.end(Failure(request.handle, kind, message, usage=usage))
 
     def _fail_all(self, reason: str) -> None:
         if self.worker is not None:
@@ -256,6 +275,7 @@ class Engine:
         now, times = self._clock(), answer.times_ns
         seconds = (times.device + times.sample) / 1e9
         step = self.worker.window.answered(answer.step_id, seconds, now)
+        self.statistics.steps.answered(answer, len(step.all_requests), step.num_tokens)
         accept(self.worker.ledger, step, answer, self._outbox, now)
 
     def _on_refused(self, refused: StepRefused) -> None:
@@ -284,9 +304,10 @@ class Engine:
         self._missing = ""
         if connected.resumed:
             return
-        self.worker = begin(info, self.config, self._policy, self.totals)
+        self.worker = begin(info, self.config, self._policy, self.statistics)
         if old is not None:
-            for failure in carry_over(old.ledger.close(), self.worker):
+            self.totals.worker_restarts += 1
+            for failure in carry_over(old.ledger.close(), self.worker, self._clock()):
                 self._outbox.end(failure)
 
     @property
@@ -310,5 +331,7 @@ class Engine:
             output_tokens=totals.output_tokens,
             discarded_tokens=totals.discarded_tokens,
             preemptions=totals.preemptions,
+            recomputed_tokens=totals.recomputed_tokens,
+            worker_restarts=totals.worker_restarts,
             loop_turned_at=self._clock(),
         )

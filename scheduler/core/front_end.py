@@ -71,17 +71,25 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestUsage:
+    """What a request used until it ended. Times are seconds from its arrival."""
+
+    prompt_tokens: int
+    output_tokens: int
+    queue_seconds: float  # to the first step planned with it, or to its end without one
+    first_token_seconds: float | None  # None: it made none
+    total_seconds: float
+    preemptions: int
+    recomputed_tokens: int = 0  # computed once more after preemptions
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
-    """How a request ended, with its usage. Times are seconds."""
+    """How a request ended well."""
 
     reason: FinishReason
     stop_token: int | None  # the token that stopped it, if one did
-    prompt_tokens: int
-    output_tokens: int
-    queue_seconds: float
-    first_token_seconds: float
-    total_seconds: float
-    preemptions: int
+    usage: RequestUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,50 @@ class Failure:
     message: str
     field: str = ""  # the request field at fault, for INVALID
     retry_after: float | None = None  # seconds, for QUEUE_FULL
+    usage: RequestUsage | None = None  # None: the engine never took it
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRequest:
+    """Asks for a `Snapshot`, which comes with the same handle."""
+
+    handle: int
+    block_map: bool = False  # with `block_owners`
+
+
+FREE_BLOCK = -1
+SCRATCH_OWNER = -2
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Every running row, all of the same moment. Shapes: r rows, ascending."""
+
+    handle: int
+    request_ids: list[str]  # [r]
+    rows: np.ndarray  # int32 [r]
+    prompt_tokens: np.ndarray  # int32 [r]
+    computed_tokens: np.ndarray  # int32 [r]: in the pool once every step sent has run
+    output_tokens: np.ndarray  # int32 [r]: accepted
+    max_tokens: np.ndarray  # int32 [r]: most output tokens
+    blocks: np.ndarray  # int32 [r]: held
+    seconds: np.ndarray  # float64 [r]: since the request's first step was planned
+    # int32 [num_blocks]: the row that holds each block (one of them if several do),
+    # FREE_BLOCK or SCRATCH_OWNER. None if not asked for, or without a worker.
+    block_owners: np.ndarray | None = None
+
+
+@dataclass(slots=True)
+class CallTotals:
+    """What a front end counts of its calls, from its start on. Every call that came counts
+    once in `outcomes`, when it has ended."""
+
+    # By "stop", "length" or a FailureKind's value.
+    outcomes: dict[str, int] = field(default_factory=dict)
+    # Of the outcomes, the calls that were never taken, by FailureKind's value.
+    refusals: dict[str, int] = field(default_factory=dict)
+    prompt_tokens: int = 0  # of calls that made a token
+    output_tokens: int = 0  # passed on to clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +191,8 @@ class EngineStatus:
     output_tokens: int
     discarded_tokens: int
     preemptions: int
+    recomputed_tokens: int
+    worker_restarts: int
     loop_turned_at: float  # time.monotonic() of the engine loop's last turn
 
 
@@ -154,6 +208,7 @@ class EventBatch:
     handles: np.ndarray  # int64 [m]
     token_ids: np.ndarray  # int32 [m]
     ends: list[Finished | Failure] = field(default_factory=list)
+    snapshots: list[Snapshot] = field(default_factory=list)
 
 
 class FrontEnd(Protocol):
@@ -176,6 +231,13 @@ class EnginePort(Protocol):
     def abort(self, abort: Abort) -> None: ...
 
     def status(self) -> EngineStatus: ...
+
+    def ask_snapshot(self, request: SnapshotRequest) -> None: ...
+
+    def report(self, totals: CallTotals) -> None:
+        """The front end's totals so far, for the engine to sum up with others'. The object
+        stays the front end's own, which goes on counting in it."""
+        ...
 
     def drain(self, deadline: float) -> None:
         """Refuses new requests; what is unfinished at `deadline`

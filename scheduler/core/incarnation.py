@@ -11,7 +11,7 @@ from scheduler.core.ledger import Ledger
 from scheduler.core.planner import Planner
 from scheduler.core.policy import Policy
 from scheduler.core.request import Request
-from scheduler.core.totals import Totals
+from scheduler.core.statistics import Statistics
 from scheduler.core.window import Window
 from scheduler.core.worker_link import WorkerInfo
 
@@ -29,7 +29,9 @@ class Incarnation:
     window: Window
 
 
-def begin(info: WorkerInfo, config: EngineConfig, policy: Policy, totals: Totals) -> Incarnation:
+def begin(
+    info: WorkerInfo, config: EngineConfig, policy: Policy, statistics: Statistics
+) -> Incarnation:
     """Opens the books of an empty pool."""
     budget = config.step_tokens_on(info.device, info.max_step_tokens)
     limits = Limits(
@@ -41,7 +43,7 @@ def begin(info: WorkerInfo, config: EngineConfig, policy: Policy, totals: Totals
         usable_blocks=info.num_blocks - 1,
     )
     ledger = Ledger(
-        info.num_blocks, info.block_size, limits.max_rows, limits.max_request_tokens, totals
+        info.num_blocks, info.block_size, limits.max_rows, limits.max_request_tokens, statistics
     )
     planner = Planner(policy, budget, info.incarnation, info.last_executed_step)
     window = Window(min(config.depth_on(info.device), info.max_steps_in_flight))
@@ -68,7 +70,7 @@ def _tell(config: EngineConfig, info: WorkerInfo, limits: Limits, budget: int, d
             log.warning("%s is %d, lowered to %d by %s", name, wanted, used, reason)
 
 
-def carry_over(requests: list[Request], to: Incarnation) -> list[Failure]:
+def carry_over(requests: list[Request], to: Incarnation, now: float) -> list[Failure]:
     """Queues the requests of a lost incarnation, in order, to be recomputed from their
     tokens; fails those that a smaller pool has no room for."""
     most = to.limits.max_request_tokens
@@ -84,5 +86,6 @@ def carry_over(requests: list[Request], to: Incarnation) -> list[Failure]:
                 f"request {request.request_id} needs room for {needed} tokens, but the new "
                 f"worker has room for {most}"
             )
-            failures.append(Failure(request.handle, FailureKind.NO_ROOM, message))
+            usage = request.usage(now)
+            failures.append(Failure(request.handle, FailureKind.NO_ROOM, message, usage=usage))
     return failures

@@ -10,7 +10,7 @@ from scheduler.core.block_allocator import BlockAllocator
 from scheduler.core.block_table import BlockTables
 from scheduler.core.request import NO_ROW, Request
 from scheduler.core.rows import Rows
-from scheduler.core.totals import Totals
+from scheduler.core.statistics import Statistics
 
 
 class Ledger:
@@ -21,9 +21,15 @@ class Ledger:
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, max_rows: int, max_tokens: int, totals: Totals
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_rows: int,
+        max_tokens: int,
+        statistics: Statistics,
     ) -> None:
-        self.totals = totals
+        self.statistics = statistics
+        self.totals = statistics.totals
         self.allocator = BlockAllocator(num_blocks)
         self.tables = BlockTables(self.allocator, block_size, max_rows, max_tokens)
         self.rows = Rows(max_rows, max_tokens)
@@ -54,10 +60,9 @@ class Ledger:
         """Puts the row's request back at the head of the waiting. Tokens in flight
         stay its own; it is admitted again once they are answered."""
         unanswered = int(self.rows.known[row] - self.rows.accepted[row])
+        self._count_preemption(row)
         request = self._vacate(row)
         request.unanswered = unanswered
-        request.preemptions += 1
-        self.totals.preemptions += 1
         self.waiting.appendleft(request)
         return request
 
@@ -86,10 +91,16 @@ class Ledger:
         for request in requests:
             request.unanswered = 0
             if request.row != NO_ROW:
+                self._count_preemption(request.row)
                 self.rows.drop(request.row)
-                request.preemptions += 1
-                self.totals.preemptions += 1
         return requests
+
+    def _count_preemption(self, row: int) -> None:
+        request, computed = self.rows.request[row], int(self.rows.computed[row])
+        request.preemptions += 1
+        request.recomputed += computed
+        self.totals.preemptions += 1
+        self.totals.recomputed_tokens += computed
 
     def _vacate(self, row: int) -> Request:
         self.tables.release(row)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler.core.front_end import Submission
+from scheduler.core.front_end import RequestUsage, Submission
 
 NO_ROW = -1
 
@@ -34,6 +34,8 @@ class Request:
     preemptions: int = 0
     started_at: float | None = None  # time.monotonic() of the first step planned
     first_token_at: float | None = None
+    last_token_at: float = 0.0  # as old as its admission while it has a row
+    recomputed: int = 0  # tokens computed and lost with a row
     stop_ids: np.ndarray = field(init=False)  # int32, in no order
 
     def __post_init__(self) -> None:
@@ -46,6 +48,20 @@ class Request:
     @property
     def request_id(self) -> str:
         return self.submission.request_id
+
+    def usage(self, now: float, output_tokens: int | None = None) -> RequestUsage:
+        """Of a request without a row. `output_tokens` counts where text ended it earlier."""
+        arrival, first = self.submission.arrival, self.first_token_at
+        made = len(self.tokens) - self.prompt_len
+        return RequestUsage(
+            prompt_tokens=self.prompt_len,
+            output_tokens=made if output_tokens is None else output_tokens,
+            queue_seconds=(now if self.started_at is None else self.started_at) - arrival,
+            first_token_seconds=None if first is None else first - arrival,
+            total_seconds=now - arrival,
+            preemptions=self.preemptions,
+            recomputed_tokens=self.recomputed,
+        )
 
     @property
     def prompt_len(self) -> int:

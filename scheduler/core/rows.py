@@ -16,6 +16,7 @@ class Rows:
     computed  tokens in the pool once every step sent has run
     accepted  tokens whose value is known: `tokens[row, :accepted]`
     limit     most tokens
+    last_token_at  time.monotonic() of the last token accepted
 
     Always accepted <= known <= limit and computed < known for a row that may be
     planned: each step closes part of the gap known - computed, and a step that
@@ -36,6 +37,7 @@ class Rows:
         # Rises when a row changes hands: a result belongs to the request that had
         # the row when the step was planned.
         self.generation = np.zeros(max_rows, np.int64)
+        self.last_token_at = np.zeros(max_rows, np.float64)
         self.tokens = np.zeros((max_rows, max_tokens), np.int32)
         self.stop_ids = np.full((max_rows, 8), NO_TOKEN, np.int32)
         self._free = list(range(max_rows - 1, -1, -1))
@@ -71,6 +73,7 @@ class Rows:
         self.known[row] = self.accepted[row] = count
         self.computed[row] = 0
         self.limit[row] = request.limit
+        self.last_token_at[row] = request.last_token_at
         self.tokens[row, :count] = request.tokens
         self._set_stop_ids(row, request.stop_ids)
         return row
@@ -79,6 +82,7 @@ class Rows:
         """Takes the row from its request, which gets its tokens back."""
         request: Request = self.request[row]
         request.tokens = self.tokens[row, : self.accepted[row]].copy()
+        request.last_token_at = float(self.last_token_at[row])
         request.row = NO_ROW
         self.request[row] = None
         self.live[row] = False

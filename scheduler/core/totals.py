@@ -14,3 +14,6 @@ class Totals:
     # stop string is found in it, the tokens behind the stop string count as output.
     discarded_tokens: int = 0
     preemptions: int = 0  # for want of blocks, or because the worker was lost
+    # Computed, and lost with a row that was taken away: to be computed again.
+    recomputed_tokens: int = 0
+    worker_restarts: int = 0  # incarnations after the first

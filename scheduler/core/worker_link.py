@@ -89,6 +89,8 @@ class StepAnswer:
     tokens: np.ndarray  # int32 [m], of the sequences that sample, in order
     non_finite: np.ndarray | None  # bool [m], or None if no row was
     times_ns: StepTimes
+    bytes_sent: int = 0  # the step on the wire
+    bytes_received: int = 0  # its answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class StepTimes:
     sample: int = 0
     total: int = 0
     round_trip: int = 0
+    idle: int | None = None  # None: not told (see worker.proto)
 
 
 @dataclass(frozen=True, slots=True)

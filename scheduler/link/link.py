@@ -177,13 +177,13 @@ class GrpcWorkerLink:
                 return
             try:
                 with self._lock:
-                    round_trip = self._window.answered(result.step_id)
+                    sent, round_trip = self._window.answered(result.step_id)
             except LookupError as error:
                 log.error("the worker at %s answers out of order: %s", self._address, error)
                 self._refused = True
                 return
             self._backoff.reset()
-            self._inbox.post(step_answer(result, round_trip))
+            self._inbox.post(step_answer(result, round_trip, sent.ByteSize()))
 
     def _refuse(self, result: worker_pb2.StepResult) -> None:
         refusal = result.refusal
@@ -235,13 +235,21 @@ def worker_info(response: worker_pb2.ConnectResponse) -> WorkerInfo:
     )
 
 
-def step_answer(result: worker_pb2.StepResult, round_trip_ns: int) -> StepAnswer:
+def step_answer(result: worker_pb2.StepResult, round_trip_ns: int, bytes_sent: int) -> StepAnswer:
     times = result.times
     return StepAnswer(
         step_id=result.step_id,
         tokens=np.frombuffer(result.tokens, "<i4"),
         non_finite=np.frombuffer(result.flags, "u1").astype(bool) if result.flags else None,
         times_ns=StepTimes(
-            times.queue, times.input, times.device, times.sample, times.total, round_trip_ns
+            times.queue,
+            times.input,
+            times.device,
+            times.sample,
+            times.total,
+            round_trip_ns,
+            times.idle if times.HasField("idle") else None,
         ),
+        bytes_sent=bytes_sent,
+        bytes_received=result.ByteSize(),
     )

@@ -38,10 +38,11 @@ class Window:
         self._steps.append(SentStep(message, time.monotonic_ns()))
         return True
 
-    def answered(self, step_id: int) -> int:
-        """Takes the oldest step out and returns its round trip in ns. Raises LookupError if
-        that is not `step_id`."""
+    def answered(self, step_id: int) -> tuple[worker_pb2.Step, int]:
+        """Takes the oldest step out and returns it with its round trip in ns. Raises
+        LookupError if that is not `step_id`."""
         oldest = self._steps[0].message.step_id if self._steps else None
         if oldest != step_id:
             raise LookupError(f"step {step_id} was answered, but the oldest unanswered is {oldest}")
-        return time.monotonic_ns() - self._steps.popleft().sent_ns
+        sent = self._steps.popleft()
+        return sent.message, time.monotonic_ns() - sent.sent_ns

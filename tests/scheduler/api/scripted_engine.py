@@ -12,6 +12,7 @@ import numpy as np
 
 from scheduler.core.front_end import (
     Abort,
+    CallTotals,
     EngineStatus,
     EventBatch,
     Failure,
@@ -21,6 +22,8 @@ from scheduler.core.front_end import (
     FinishReason,
     FrontEnd,
     Limits,
+    RequestUsage,
+    SnapshotRequest,
     Submission,
 )
 
@@ -53,6 +56,8 @@ class ScriptedEngine:
 
     def __post_init__(self) -> None:
         self.log: list[Submission | Abort] = []
+        self.snapshots_asked: list[SnapshotRequest] = []
+        self.calls = CallTotals()
         self.drain_deadline: float | None = None
         self.running: dict[int, _Running] = {}
         self.frozen = threading.Event()  # set: the loop stands still
@@ -83,6 +88,12 @@ class ScriptedEngine:
         self.log.append(abort)
         self._inbox.put(abort)
 
+    def ask_snapshot(self, request: SnapshotRequest) -> None:
+        self.snapshots_asked.append(request)
+
+    def report(self, totals: CallTotals) -> None:
+        self.calls = totals
+
     def drain(self, deadline: float) -> None:
         self.drain_deadline = deadline
 
@@ -102,6 +113,8 @@ class ScriptedEngine:
             output_tokens=6,
             discarded_tokens=8,
             preemptions=9,
+            recomputed_tokens=10,
+            worker_restarts=11,
             loop_turned_at=self._turned_at,
         )
 
@@ -178,9 +191,7 @@ class ScriptedEngine:
     def _finished(
         request: _Running, reason: FinishReason, stop_token: int | None, made: int
     ) -> Finished:
-        finish = Finish(
-            reason=reason,
-            stop_token=stop_token,
+        usage = RequestUsage(
             prompt_tokens=len(request.submission.prompt_ids),
             output_tokens=made,
             queue_seconds=0.25,
@@ -188,4 +199,5 @@ class ScriptedEngine:
             total_seconds=0.75,
             preemptions=1,
         )
+        finish = Finish(reason, stop_token, usage)
         return Finished(request.submission.handle, finish)

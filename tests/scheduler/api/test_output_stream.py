@@ -17,6 +17,7 @@ from scheduler.core.front_end import (
     Finish,
     Finished,
     FinishReason,
+    RequestUsage,
     Submission,
 )
 
@@ -72,7 +73,7 @@ async def test_a_failure_before_a_stop_string_is_complete_ends_the_call(
 async def test_the_first_end_counts_and_no_token_comes_after_it():
     stream = stream_of()
     stream.push(8)
-    finish = Finish(FinishReason.LENGTH, None, 3, 1, 0.25, 0.5, 0.75, 0)
+    finish = Finish(FinishReason.LENGTH, None, RequestUsage(3, 1, 0.25, 0.5, 0.75, 0))
     stream.end(Finished(1, finish))
     stream.end(Failure(1, FailureKind.INTERNAL, "too late"))
     assert not stream.push(9)

@@ -15,6 +15,7 @@ from scheduler.core.front_end import (
     Finish,
     Finished,
     FinishReason,
+    Snapshot,
     Submission,
 )
 from tests.scheduler.core.fake_worker import FakeWorker
@@ -27,6 +28,7 @@ class Collector:
         self.tokens: dict[int, list[int]] = defaultdict(list)
         self.ends: dict[int, Finish | Failure] = {}
         self.statuses: list[EngineStatus] = []
+        self.snapshots: list[Snapshot] = []
 
     def deliver(self, batch: EventBatch) -> None:
         for handle, token in zip(batch.handles.tolist(), batch.token_ids.tolist(), strict=True):
@@ -35,6 +37,7 @@ class Collector:
         for end in batch.ends:
             assert end.handle not in self.ends, "a request ended twice"
             self.ends[end.handle] = end.finish if isinstance(end, Finished) else end
+        self.snapshots += batch.snapshots
 
     def status_changed(self, status: EngineStatus) -> None:
         self.statuses.append(status)

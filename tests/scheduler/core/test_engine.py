@@ -26,7 +26,7 @@ def test_a_request_gets_the_models_tokens_and_one_end() -> None:
     assert harness.front_end.tokens[handle] == expected_tokens(PROMPT, 10)
     end = finish(harness, handle)
     assert end.reason is FinishReason.LENGTH
-    assert (end.prompt_tokens, end.output_tokens, end.preemptions) == (5, 10, 0)
+    assert (end.usage.prompt_tokens, end.usage.output_tokens, end.usage.preemptions) == (5, 10, 0)
     harness.assert_pool_is_whole()
 
 
@@ -67,7 +67,7 @@ def test_an_end_token_ends_a_request_and_wasted_tokens_are_counted() -> None:
     harness.run()
     assert harness.front_end.tokens[handle] == [4, 3, 2]
     end = finish(harness, handle)
-    assert (end.reason, end.stop_token, end.output_tokens) == (FinishReason.STOP, 2, 3)
+    assert (end.reason, end.stop_token, end.usage.output_tokens) == (FinishReason.STOP, 2, 3)
     assert harness.engine.totals.discarded_tokens == 2
     harness.assert_pool_is_whole()
 
@@ -108,7 +108,7 @@ def test_a_request_without_max_tokens_gets_all_the_room_there_is() -> None:
     handle = harness.submit(PROMPT, None)
     harness.run()
     # 20 slots, and the last token sampled needs none.
-    assert finish(harness, handle).output_tokens == 21 - len(PROMPT)
+    assert finish(harness, handle).usage.output_tokens == 21 - len(PROMPT)
     assert finish(harness, handle).reason is FinishReason.LENGTH
 
 
@@ -116,7 +116,7 @@ def test_the_model_length_bounds_a_request_too() -> None:
     harness = Harness(FakeWorker(num_blocks=60, block_size=4, max_model_len=16))
     handle = harness.submit(PROMPT, None)
     harness.run()
-    assert finish(harness, handle).output_tokens == 16 - len(PROMPT)
+    assert finish(harness, handle).usage.output_tokens == 16 - len(PROMPT)
 
 
 def test_a_prompt_that_needs_exactly_all_usable_blocks_works() -> None:
@@ -138,7 +138,7 @@ def test_a_request_too_large_for_the_pool_is_refused_at_once_and_those_behind_ru
         assert end.kind is FailureKind.INVALID
         assert "22" in end.message
         assert "21 tokens" in end.message
-    assert all(finish(harness, handle).output_tokens == 3 for handle in small)
+    assert all(finish(harness, handle).usage.output_tokens == 3 for handle in small)
 
 
 def test_two_requests_with_one_id_are_never_mixed() -> None:
@@ -230,7 +230,7 @@ def test_a_stop_string_ends_a_request_at_the_front_ends_count() -> None:
     harness.abort(handle, FinishReason.STOP, output_tokens=3)
     harness.run()
     end = finish(harness, handle)
-    assert (end.reason, end.stop_token, end.output_tokens) == (FinishReason.STOP, None, 3)
+    assert (end.reason, end.stop_token, end.usage.output_tokens) == (FinishReason.STOP, None, 3)
     totals = harness.engine.totals
     assert totals.output_tokens == 3
     assert totals.output_tokens + totals.discarded_tokens == sum(
@@ -245,7 +245,7 @@ def test_a_request_that_expired_while_waiting_never_starts() -> None:
     harness.turn()
     harness.now = 3.0
     harness.run()
-    assert finish(harness, first).output_tokens == 5
+    assert finish(harness, first).usage.output_tokens == 5
     assert failure(harness, second).kind is FailureKind.DEADLINE
     assert not any("r2" in names for names in harness.worker.step_requests)
 
@@ -270,6 +270,7 @@ def test_usage_times_are_counted_from_arrival() -> None:
     for now in range(1, 10):
         harness.now = float(now)
         harness.step()
-    end = finish(harness, second)
     # r2 gets the one row at 3, when r1's second token is answered.
-    assert (end.queue_seconds, end.first_token_seconds, end.total_seconds) == (3.0, 4.0, 6.0)
+    usage = finish(harness, second).usage
+    times = (usage.queue_seconds, usage.first_token_seconds, usage.total_seconds)
+    assert times == (3.0, 4.0, 6.0)

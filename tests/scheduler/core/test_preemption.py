@@ -25,8 +25,8 @@ def test_preempted_output_equals_never_preempted_output(
     ends = [harness.front_end.ends[handle] for handle in handles]
     assert [end.reason for end in ends if isinstance(end, Finish)] == [FinishReason.LENGTH] * 2
     assert harness.engine.totals.preemptions >= 1
-    assert ends[0].preemptions == 0, "the older one is never the victim"
-    assert ends[1].preemptions == harness.engine.totals.preemptions
+    assert ends[0].usage.preemptions == 0, "the older one is never the victim"
+    assert ends[1].usage.preemptions == harness.engine.totals.preemptions
     harness.assert_pool_is_whole()
 
 

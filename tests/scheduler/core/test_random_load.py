@@ -77,7 +77,7 @@ class RandomLoad:
             else:
                 assert isinstance(end, Finish)
                 assert tokens == expected
-                assert end.output_tokens == count
+                assert end.usage.output_tokens == count
         assert front_end.ends.keys() == self.prompts.keys()
         self.harness.assert_pool_is_whole()
 

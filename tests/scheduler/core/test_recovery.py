@@ -42,7 +42,7 @@ def test_a_new_incarnation_recomputes_every_request_in_order(depth: int, steps: 
     for handle, prompt in zip(handles, prompts, strict=True):
         assert harness.front_end.tokens[handle] == expected_tokens(prompt, 12)
     ends = [harness.front_end.ends[handle] for handle in handles]
-    assert sum(end.preemptions for end in ends if isinstance(end, Finish)) == running
+    assert sum(end.usage.preemptions for end in ends if isinstance(end, Finish)) == running
     harness.assert_pool_is_whole()
 
 

@@ -1,0 +1,42 @@
+"""Every running row and the owner of every block, for whoever asks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scheduler.core.block_allocator import SCRATCH_BLOCK
+from scheduler.core.front_end import FREE_BLOCK, SCRATCH_OWNER, Snapshot, SnapshotRequest
+from scheduler.core.ledger import Ledger
+
+
+def take_snapshot(asked: SnapshotRequest, ledger: Ledger | None, now: float) -> Snapshot:
+    """`ledger` None: no worker has connected yet, and nothing runs."""
+    if ledger is None:
+        none = np.empty(0, np.int32)
+        return Snapshot(asked.handle, [], none, none, none, none, none, none, np.empty(0))
+    rows = ledger.rows
+    live = np.flatnonzero(rows.live)
+    requests = rows.request[live]
+    started = [now if request.started_at is None else request.started_at for request in requests]
+    prompt_lens = rows.prompt_len[live]
+    return Snapshot(
+        handle=asked.handle,
+        request_ids=[request.request_id for request in requests],
+        rows=live.astype(np.int32),
+        prompt_tokens=prompt_lens.astype(np.int32),
+        computed_tokens=rows.computed[live].astype(np.int32),
+        output_tokens=(rows.accepted[live] - prompt_lens).astype(np.int32),
+        max_tokens=(rows.limit[live] - prompt_lens).astype(np.int32),
+        blocks=ledger.tables.num_blocks[live].copy(),
+        seconds=now - np.array(started, np.float64),
+        block_owners=_block_owners(ledger, live) if asked.block_map else None,
+    )
+
+
+def _block_owners(ledger: Ledger, live: np.ndarray) -> np.ndarray:
+    """int32 [num_blocks]: see Snapshot."""
+    owners = np.full(ledger.allocator.num_blocks, FREE_BLOCK, np.int32)
+    owners[SCRATCH_BLOCK] = SCRATCH_OWNER
+    for row in live:
+        owners[ledger.tables.table(row)] = row
+    return owners
