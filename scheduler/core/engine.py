@@ -183,7 +183,8 @@ class Engine:
                 self._on_abort(message)
             case SnapshotRequest():
                 ledger = self.worker.ledger if self.worker else None
-                self._outbox.snapshot(take_snapshot(message, ledger, self._clock()))
+                times = self.statistics.requests
+                self._outbox.snapshot(take_snapshot(message, ledger, times, self._clock()))
             case Connected():
                 self._on_connected(message)
             case Disconnected():

@@ -126,6 +126,15 @@ SCRATCH_OWNER = -2
 
 
 @dataclass(frozen=True, slots=True)
+class LatencyCounts:
+    """Durations observed since the engine's start, counted by range."""
+
+    bounds: np.ndarray  # float64 [n]: seconds, rising
+    counts: np.ndarray  # int64 [n + 1]: at or below each bound and above the one before
+    sum: float  # seconds, of all
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Every running row, all of the same moment. Shapes: r rows, ascending."""
 
@@ -138,6 +147,8 @@ class Snapshot:
     max_tokens: np.ndarray  # int32 [r]: most output tokens
     blocks: np.ndarray  # int32 [r]: held
     seconds: np.ndarray  # float64 [r]: since the request's first step was planned
+    first_token: LatencyCounts  # from arrival to the first token
+    inter_token: LatencyCounts  # between tokens of one request
     # int32 [num_blocks]: the row that holds each block (one of them if several do),
     # FREE_BLOCK or SCRATCH_OWNER. None if not asked for, or without a worker.
     block_owners: np.ndarray | None = None

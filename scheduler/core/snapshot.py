@@ -5,15 +5,27 @@ from __future__ import annotations
 import numpy as np
 
 from scheduler.core.block_allocator import SCRATCH_BLOCK
-from scheduler.core.front_end import FREE_BLOCK, SCRATCH_OWNER, Snapshot, SnapshotRequest
+from scheduler.core.front_end import (
+    FREE_BLOCK,
+    SCRATCH_OWNER,
+    LatencyCounts,
+    Snapshot,
+    SnapshotRequest,
+)
+from scheduler.core.histogram import Histogram
 from scheduler.core.ledger import Ledger
+from scheduler.core.statistics import RequestTimes
 
 
-def take_snapshot(asked: SnapshotRequest, ledger: Ledger | None, now: float) -> Snapshot:
+def take_snapshot(
+    asked: SnapshotRequest, ledger: Ledger | None, times: RequestTimes, now: float
+) -> Snapshot:
     """`ledger` None: no worker has connected yet, and nothing runs."""
+    first_token, inter_token = _counts(times.first_token), _counts(times.inter_token)
     if ledger is None:
-        none = np.empty(0, np.int32)
-        return Snapshot(asked.handle, [], none, none, none, none, none, none, np.empty(0))
+        none, seconds = np.empty(0, np.int32), np.empty(0)
+        columns = (none, none, none, none, none, none, seconds)
+        return Snapshot(asked.handle, [], *columns, first_token, inter_token)
     rows = ledger.rows
     live = np.flatnonzero(rows.live)
     requests = rows.request[live]
@@ -29,8 +41,14 @@ def take_snapshot(asked: SnapshotRequest, ledger: Ledger | None, now: float) -> 
         max_tokens=(rows.limit[live] - prompt_lens).astype(np.int32),
         blocks=ledger.tables.num_blocks[live].copy(),
         seconds=now - np.array(started, np.float64),
+        first_token=first_token,
+        inter_token=inter_token,
         block_owners=_block_owners(ledger, live) if asked.block_map else None,
     )
+
+
+def _counts(histogram: Histogram) -> LatencyCounts:
+    return LatencyCounts(histogram.bounds, histogram.counts.copy(), histogram.sum)
 
 
 def _block_owners(ledger: Ledger, live: np.ndarray) -> np.ndarray:

@@ -54,6 +54,28 @@ def test_the_block_map_comes_only_when_asked_for() -> None:
     assert snapshot(Harness(), block_map=False).block_owners is None
 
 
+def test_a_snapshot_counts_the_latencies_so_far_and_is_not_changed_by_later_ones() -> None:
+    harness = Harness(FakeWorker(), pipeline_depth=1)
+    harness.submit([1, 2], 3)
+    harness.turn()
+    harness.now = 0.25
+    harness.step()
+    early = snapshot(harness)
+    harness.now = 0.75
+    harness.step()
+    late = snapshot(harness)
+    assert [(s.first_token.sum, s.first_token.counts.sum()) for s in (early, late)] == [
+        (0.25, 1),
+        (0.25, 1),
+    ]
+    assert [(s.inter_token.sum, s.inter_token.counts.sum()) for s in (early, late)] == [
+        (0.0, 0),
+        (0.5, 1),
+    ]
+    (bucket,) = late.inter_token.counts.nonzero()[0]
+    assert late.inter_token.bounds[bucket] == 0.5
+
+
 def test_before_the_first_worker_a_snapshot_is_empty() -> None:
     taken = snapshot(Harness(connect=False))
     assert (taken.request_ids, taken.rows.tolist(), taken.block_owners) == ([], [], None)
