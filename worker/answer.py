@@ -12,6 +12,7 @@ import numpy as np
 from nanoserve.v1 import worker_pb2
 from worker.executor import Pending
 from worker.refusal import StepRefused
+from worker.statistics import StepDurations
 from worker.step import CheckedStep
 
 _FLAG = np.uint8(worker_pb2.SAMPLE_FLAG_NON_FINITE)
@@ -25,6 +26,8 @@ class Answer:
     step: CheckedStep
     arrived_ns: int
     started_ns: int
+    durations: StepDurations
+    is_first: bool  # of the process: what the device did before was the warm-up
     input_ns: int = 0
     pendings: Sequence[Pending] = ()
     _results: list[worker_pb2.StepResult] = field(default_factory=list)
@@ -40,6 +43,8 @@ class Answer:
             with self._lock:
                 if sub_step == len(self._results):
                     self._results.append(self._result(sub_step, pending))
+                    if len(self._results) == self.repetitions:
+                        self.durations.answered([result.times for result in self._results])
             yield self._results[sub_step]
 
     def _result(self, sub_step: int, pending: Pending) -> worker_pb2.StepResult:
@@ -56,6 +61,7 @@ class Answer:
                 device=output.device_ns,
                 sample=output.sample_ns,
                 total=time.monotonic_ns() - self.arrived_ns,
+                idle=None if self.is_first and not sub_step else output.idle_ns,
             ),
         )
 

@@ -20,6 +20,9 @@ class StepOutput:
     non_finite: np.ndarray | None  # bool [m], or None if every row's logits were finite
     device_ns: int  # the forward, with sampling where it cannot be told apart
     sample_ns: int
+    # How long the device had nothing to do since the end of the repetition before; None if
+    # there was none.
+    idle_ns: int | None = None
 
 
 class Pending(Protocol):

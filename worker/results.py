@@ -14,8 +14,10 @@ from worker.executor import StepOutput
 class CpuPending:
     """A step that ran while it was launched: its tensors are the result."""
 
-    def __init__(self, sampled: torch.Tensor, device_ns: int, sample_ns: int) -> None:
-        self._output = _output(sampled.numpy(), device_ns, sample_ns)
+    def __init__(
+        self, sampled: torch.Tensor, device_ns: int, sample_ns: int, idle_ns: int | None
+    ) -> None:
+        self._output = _output(sampled.numpy(), device_ns, sample_ns, idle_ns)
         self.inline_ns = device_ns + sample_ns
 
     def wait(self) -> StepOutput:
@@ -46,15 +48,19 @@ class ResultBuffer:
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device)  # looked up once: that is slow
         self._host = torch.empty(max_rows, dtype=torch.int32, pin_memory=True)
-        self._started, self._computed, self._sampled, self._copied = (
-            torch.cuda.Event(enable_timing=True) for _ in range(4)
+        self._started, self._computed, self._sampled = (
+            torch.cuda.Event(enable_timing=True) for _ in range(3)
         )
+        self._copied: torch.cuda.Event | None = None
+        self._copied_before: torch.cuda.Event | None = None
         self.pending: CudaPending | None = None
 
-    def start(self) -> None:
-        """Frees the buffer: a result that no stream asked for is kept by its Pending."""
+    def start(self, before: ResultBuffer) -> None:
+        """Frees the buffer: a result that no stream asked for is kept by its Pending. `before`
+        is the buffer of the repetition before this one."""
         if self.pending:
             self.pending.wait()
+        self._copied_before = before._copied
         self._started.record(self._stream)
 
     def computed(self) -> None:
@@ -63,6 +69,8 @@ class ResultBuffer:
     def finish(self, sampled: torch.Tensor) -> CudaPending:
         self._sampled.record(self._stream)
         self._host[: len(sampled)].copy_(sampled, non_blocking=True)
+        # Each time another event: the next buffer compares with this one, whenever it is read.
+        self._copied = torch.cuda.Event(enable_timing=True)
         self._copied.record(self._stream)
         self.pending = CudaPending(self, len(sampled))
         return self.pending
@@ -71,28 +79,39 @@ class ResultBuffer:
         self._copied.synchronize()
         device_ns = round(self._started.elapsed_time(self._computed) * 1e6)
         sample_ns = round(self._computed.elapsed_time(self._sampled) * 1e6)
-        return _output(self._host[:count].numpy().copy(), device_ns, sample_ns)
+        idle_ns = None
+        if self._copied_before:
+            idle_ns = round(self._copied_before.elapsed_time(self._started) * 1e6)
+        return _output(self._host[:count].numpy().copy(), device_ns, sample_ns, idle_ns)
 
 
 class CpuClock:
     """The interface of ResultBuffer where the forward runs on the calling thread."""
 
-    def start(self) -> None:
+    def __init__(self) -> None:
+        self._done_ns: int | None = None
+
+    def start(self, before: CpuClock) -> None:
         self._started_ns = time.monotonic_ns()
+        self._idle_ns = None if before._done_ns is None else self._started_ns - before._done_ns
 
     def computed(self) -> None:
         self._computed_ns = time.monotonic_ns()
 
     def finish(self, sampled: torch.Tensor) -> CpuPending:
-        done_ns = time.monotonic_ns()
+        self._done_ns = time.monotonic_ns()
         return CpuPending(
-            sampled, self._computed_ns - self._started_ns, done_ns - self._computed_ns
+            sampled,
+            self._computed_ns - self._started_ns,
+            self._done_ns - self._computed_ns,
+            self._idle_ns,
         )
 
 
-def _output(sampled: np.ndarray, device_ns: int, sample_ns: int) -> StepOutput:
+def _output(sampled: np.ndarray, device_ns: int, sample_ns: int, idle_ns: int | None) -> StepOutput:
     """-1 marks a row that was not finite (worker/sampler.py)."""
     non_finite = sampled < 0
     if not non_finite.any():
-        return StepOutput(sampled, None, device_ns, sample_ns)
-    return StepOutput(np.where(non_finite, np.int32(0), sampled), non_finite, device_ns, sample_ns)
+        return StepOutput(sampled, None, device_ns, sample_ns, idle_ns)
+    tokens = np.where(non_finite, np.int32(0), sampled)
+    return StepOutput(tokens, non_finite, device_ns, sample_ns, idle_ns)

@@ -70,9 +70,9 @@ class TorchRunner:
                     )
 
     def _repetition(self, batch: StepBatch, columns: Mapping[str, torch.Tensor], k: int) -> Pending:
-        result = self._results[self._next_result]
+        result, before = self._results[self._next_result], self._results[self._next_result - 1]
         self._next_result = (self._next_result + 1) % len(self._results)
-        result.start()
+        result.start(before)
         if not batch.slots.shape[1]:  # a step that only changes rows
             result.computed()
             return result.finish(torch.empty(0, dtype=torch.int32, device=self._model.device))

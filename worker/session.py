@@ -12,6 +12,7 @@ from worker.answer import Answer, RefusedAnswer
 from worker.geometry import PROTOCOL_VERSION, Geometry
 from worker.ledger import Ledger
 from worker.refusal import StepRefused
+from worker.statistics import Statistics
 
 log = logging.getLogger(__name__)
 
@@ -23,12 +24,14 @@ class SessionError(Exception):
 class Session:
     """Thread-safe. No method waits for a step."""
 
-    def __init__(self, geometry: Geometry, *, check_slots: bool) -> None:
+    def __init__(
+        self, geometry: Geometry, *, check_slots: bool, statistics: Statistics | None = None
+    ) -> None:
         self.geometry = geometry
+        self.statistics = statistics or Statistics()
         self._check_slots = check_slots
         self._lock = threading.Lock()
         self._epoch = 0
-        self._steps = self._tokens_computed = self._tokens_sampled = 0
         self._start_incarnation()
 
     def _start_incarnation(self) -> None:
@@ -37,6 +40,7 @@ class Session:
         self._last_step = 0
         self._kept: dict[int, Answer] = {}
         self._refused: RefusedAnswer | None = None
+        self.statistics.incarnations += 1
 
     def connect(
         self, request: worker_pb2.ConnectRequest
@@ -64,6 +68,7 @@ class Session:
             if newer and self._epoch:
                 self._start_incarnation()
             self._epoch = request.epoch
+            self.statistics.connects += 1
             return self._describe(), newer
 
     def _describe(self) -> worker_pb2.ConnectResponse:
@@ -95,6 +100,7 @@ class Session:
         with self._lock:
             self._check_epoch(epoch)
             self._start_incarnation()
+            self.statistics.resets += 1
             return self._incarnation
 
     def admit(
@@ -112,13 +118,15 @@ class Session:
                 checked = self._ledger.admit(step)
             except StepRefused as refusal:
                 return self._refuse(step, refusal), False
-            answer = Answer(checked, arrived_ns, started_ns)
+            is_first = self.statistics.steps == 0
+            answer = Answer(checked, arrived_ns, started_ns, self.statistics.durations, is_first)
             self._keep(answer)
             return answer, True
 
     def _refuse(self, step: worker_pb2.Step, refusal: StepRefused) -> RefusedAnswer:
         """A step of another incarnation may have been on its way while this one began, so it
         says nothing about this one's steps; any other refusal stops them until Reset."""
+        self.statistics.refused_steps[refusal.reason] += 1
         refused = RefusedAnswer(step.step_id, refusal)
         ours = refusal.reason != worker_pb2.REFUSAL_REASON_WRONG_INCARNATION
         if ours and not self._refused:
@@ -162,9 +170,9 @@ class Session:
         self._last_step = step.step_id
         self._kept[step.step_id] = answer
         self._kept.pop(step.step_id - 2 * self.geometry.max_steps_in_flight, None)
-        self._steps += 1
-        self._tokens_computed += step.num_tokens * step.decode_steps
-        self._tokens_sampled += len(step.sampling) * step.decode_steps
+        self.statistics.steps += 1
+        self.statistics.tokens_computed += step.num_tokens * step.decode_steps
+        self.statistics.tokens_sampled += len(step.sampling) * step.decode_steps
 
     def status(self) -> worker_pb2.WorkerServiceGetStatusResponse:
         with self._lock:
@@ -173,9 +181,9 @@ class Session:
                 epoch=self._epoch,
                 last_executed_step=self._last_step,
                 live_rows=self._ledger.live_rows,
-                steps=self._steps,
-                tokens_computed=self._tokens_computed,
-                tokens_sampled=self._tokens_sampled,
+                steps=self.statistics.steps,
+                tokens_computed=self.statistics.tokens_computed,
+                tokens_sampled=self.statistics.tokens_sampled,
                 refusing=self._refused is not None,
                 pool=self.geometry.pool_message(),
                 device=self.geometry.device,

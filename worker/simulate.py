@@ -60,12 +60,13 @@ class SimulatedPending:
     non_finite: np.ndarray | None
     device_ns: int
     ends_ns: int
+    idle_ns: int | None
     inline_ns: int = 0
 
     def wait(self) -> StepOutput:
         if (left := self.ends_ns - time.monotonic_ns()) > 0:
             time.sleep(left / 1e9)
-        return StepOutput(self.tokens, self.non_finite, self.device_ns, 0)
+        return StepOutput(self.tokens, self.non_finite, self.device_ns, 0, self.idle_ns)
 
 
 class SimulatedExecutor:
@@ -84,7 +85,7 @@ class SimulatedExecutor:
         self._prompt_lens = np.zeros(rows, np.int32)
         self._temperatures = np.zeros(rows, np.float32)
         self._seeds = np.zeros(rows, np.uint64)
-        self._device_free_ns = 0
+        self._device_free_ns: int | None = None  # monotonic; None before the first step
 
     def warm_up(self) -> None:
         """A simulation has nothing that could fail later."""
@@ -127,13 +128,15 @@ class SimulatedExecutor:
 
         options = self._options
         device_ns = round(options.step_ms * 1e6 + options.token_us * 1e3 * len(tokens))
-        starts_ns = max(time.monotonic_ns(), self._device_free_ns)
+        free_ns, now_ns = self._device_free_ns, time.monotonic_ns()
+        starts_ns = now_ns if free_ns is None else max(now_ns, free_ns)
         self._device_free_ns = starts_ns + device_ns
         return SimulatedPending(
             sampled,
             non_finite if non_finite.any() else None,
             device_ns,
             self._device_free_ns,
+            None if free_ns is None else starts_ns - free_ns,
         )
 
     def _sample(self, rows: np.ndarray, context_lens: np.ndarray) -> np.ndarray:
