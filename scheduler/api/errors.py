@@ -38,6 +38,7 @@ class CallError(Exception):
         retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
+        self.kind = kind
         self.code = _CODES[kind]
         self.message = _shortened(message)
         self.field = field

@@ -38,13 +38,15 @@ class OutputStream:
         self.handle = submission.handle
         self.request_id = submission.request_id
         self.num_tokens = 0
+        # Of tokens that count, time.monotonic(), seconds; 0 before there are any.
+        self.first_token_at = 0.0
+        self.last_token_at = 0.0
+        self.ended_by_text = False  # whether a token completed a stop string
         self._submission = submission
         self._text = text
         self._token_ids: list[int] = []
         self._late_text = ""  # of tokens already sent, too long for their message
         self._matched_stop: str | None = None
-        self._first_token_at = 0.0  # time.monotonic(), seconds; so is the next
-        self._matched_at = 0.0
         self._end: Finished | Failure | None = None
         self._news = asyncio.Event()
 
@@ -57,16 +59,15 @@ class OutputStream:
         """Adds a token; true if it completes a stop string. Later ones are dropped."""
         if self._matched_stop is not None or self._end is not None:
             return False
+        self.last_token_at = time.monotonic()
         if not self.num_tokens:
-            self._first_token_at = time.monotonic()
+            self.first_token_at = self.last_token_at
         self.num_tokens += 1
         self._token_ids.append(token_id)
         self._matched_stop = self._text.push(token_id)
         self._news.set()
-        if self._matched_stop is None:
-            return False
-        self._matched_at = time.monotonic()
-        return True
+        self.ended_by_text = self._matched_stop is not None
+        return self.ended_by_text
 
     def end(self, event: Finished | Failure) -> None:
         """The engine's last event; of several the first counts. A stop string found at an
@@ -77,7 +78,7 @@ class OutputStream:
         if isinstance(event, Finished) and self._matched_stop is None:
             self._matched_stop = self._text.finish()
         if isinstance(event, Failure) and self._matched_stop is not None:
-            event = self._finished_by_match()
+            event = self._finished_by_match(event.usage)
         self._end = event
         self._news.set()
 
@@ -100,18 +101,18 @@ class OutputStream:
             self._set_finish(response, self._end.finish)
         return response
 
-    def _finished_by_match(self) -> Finished:
-        """For a request that the engine ended badly after its last token that counts: the
-        engine's own account of it is lost, so the times are as seen here, and those of the
-        queue are unknown."""
+    def _finished_by_match(self, told: RequestUsage | None) -> Finished:
+        """For a request that the engine ended badly after its last token that counts. The
+        times of its tokens are as seen here; what else it used is unknown if not `told`."""
         arrival = self._submission.arrival
         usage = RequestUsage(
             prompt_tokens=len(self._submission.prompt_ids),
             output_tokens=self.num_tokens,
-            queue_seconds=0.0,
-            first_token_seconds=self._first_token_at - arrival,
-            total_seconds=self._matched_at - arrival,
-            preemptions=0,
+            queue_seconds=told.queue_seconds if told else 0.0,
+            first_token_seconds=self.first_token_at - arrival,
+            total_seconds=self.last_token_at - arrival,
+            preemptions=told.preemptions if told else 0,
+            recomputed_tokens=told.recomputed_tokens if told else 0,
         )
         return Finished(self.handle, Finish(FinishReason.STOP, None, usage))
 
