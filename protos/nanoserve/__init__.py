@@ -22,13 +22,17 @@ from nanoserve.errors import (
     ServerError,
     UnavailableError,
 )
+from nanoserve.latency import LatencyHistogram
 from nanoserve.output import Chunk, Completion, FinishReason, Usage
 from nanoserve.request import GenerateOptions, Message
-from nanoserve.status import ServerStatus
+from nanoserve.status import BlockOwner, RunningRow, ServerStatus
+from nanoserve.status_watch import AsyncStatusWatch, StatusWatch
 
 __all__ = [
     "AsyncClient",
     "AsyncGeneration",
+    "AsyncStatusWatch",
+    "BlockOwner",
     "CancelledError",
     "Chunk",
     "Client",
@@ -40,11 +44,14 @@ __all__ = [
     "GenerateOptions",
     "Generation",
     "InvalidRequestError",
+    "LatencyHistogram",
     "Message",
     "NanoserveError",
     "OverloadedError",
+    "RunningRow",
     "ServerError",
     "ServerStatus",
+    "StatusWatch",
     "UnavailableError",
     "Usage",
 ]

@@ -15,6 +15,7 @@ from nanoserve.channel import DEFAULT_ADDRESS, channel_options
 from nanoserve.output import Chunk, Completion, chunk_from, completion_from
 from nanoserve.request import GenerateOptions, build_request
 from nanoserve.status import ServerStatus, status_from
+from nanoserve.status_watch import AsyncStatusWatch
 from nanoserve.v1 import inference_pb2 as pb
 from nanoserve.v1 import inference_pb2_grpc as pb_grpc
 
@@ -46,12 +47,44 @@ class AsyncClient:
         request = build_request(prompt, options)
         return AsyncGeneration(self._stub.Generate(request, timeout=timeout), request.request_id)
 
-    async def status(self, *, timeout: float | None = 10) -> ServerStatus:
-        """What the server serves and how loaded it is. Raises NanoserveError."""
+    async def status(
+        self,
+        *,
+        rows: bool = False,
+        block_map: bool = False,
+        latencies: bool = False,
+        timeout: float | None = 10,
+    ) -> ServerStatus:
+        """What the server serves and how loaded it is, and on request the running rows, who
+        holds each block, and latencies. Raises NanoserveError."""
+        request = pb.GetStatusRequest(
+            include_rows=rows, include_block_map=block_map, include_latencies=latencies
+        )
         try:
-            return status_from(await self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout))
+            return status_from(await self._stub.GetStatus(request, timeout=timeout))
         except grpc.aio.AioRpcError as error:
             raise errors.from_rpc(error) from None
+
+    def watch_status(
+        self,
+        interval: float | None = None,
+        *,
+        rows: bool = False,
+        block_map: bool = False,
+        latencies: bool = False,
+    ) -> AsyncStatusWatch:
+        """The status at once and every `interval` seconds, 0.1 to 60 (None: 1), until the
+        watch is closed or the server has drained.
+
+        Returns at once; what the server refuses is raised on iteration.
+        """
+        request = pb.WatchStatusRequest(
+            interval_seconds=interval,
+            include_rows=rows,
+            include_block_map=block_map,
+            include_latencies=latencies,
+        )
+        return AsyncStatusWatch(self._stub.WatchStatus(request))
 
     async def close(self) -> None:
         """Closes the channel and cancels the generations still open."""

@@ -12,6 +12,7 @@ from nanoserve.channel import DEFAULT_ADDRESS, channel_options
 from nanoserve.output import Chunk, Completion, chunk_from, completion_from
 from nanoserve.request import GenerateOptions, build_request
 from nanoserve.status import ServerStatus, status_from
+from nanoserve.status_watch import StatusWatch
 from nanoserve.v1 import inference_pb2 as pb
 from nanoserve.v1 import inference_pb2_grpc as pb_grpc
 
@@ -43,12 +44,44 @@ class Client:
         request = build_request(prompt, options)
         return Generation(self._stub.Generate(request, timeout=timeout), request.request_id)
 
-    def status(self, *, timeout: float | None = 10) -> ServerStatus:
-        """What the server serves and how loaded it is. Raises NanoserveError."""
+    def status(
+        self,
+        *,
+        rows: bool = False,
+        block_map: bool = False,
+        latencies: bool = False,
+        timeout: float | None = 10,
+    ) -> ServerStatus:
+        """What the server serves and how loaded it is, and on request the running rows, who
+        holds each block, and latencies. Raises NanoserveError."""
+        request = pb.GetStatusRequest(
+            include_rows=rows, include_block_map=block_map, include_latencies=latencies
+        )
         try:
-            return status_from(self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout))
+            return status_from(self._stub.GetStatus(request, timeout=timeout))
         except grpc.RpcError as error:
             raise errors.from_rpc(error) from None
+
+    def watch_status(
+        self,
+        interval: float | None = None,
+        *,
+        rows: bool = False,
+        block_map: bool = False,
+        latencies: bool = False,
+    ) -> StatusWatch:
+        """The status at once and every `interval` seconds, 0.1 to 60 (None: 1), until the
+        watch is closed or the server has drained.
+
+        Returns at once; what the server refuses is raised on iteration.
+        """
+        request = pb.WatchStatusRequest(
+            interval_seconds=interval,
+            include_rows=rows,
+            include_block_map=block_map,
+            include_latencies=latencies,
+        )
+        return StatusWatch(self._stub.WatchStatus(request))
 
     def close(self) -> None:
         """Closes the channel; generations still open end with CancelledError."""

@@ -2,14 +2,46 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, fields
 
+from nanoserve.latency import LatencyHistogram, histogram_from
 from nanoserve.v1 import inference_pb2 as pb
+
+
+class BlockOwner(enum.IntEnum):
+    """What `block_owners` has for a block that no row holds."""
+
+    FREE = -1
+    SCRATCH = -2
+    CACHED = -3
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRow:
+    """The fields of RunningRow in inference.proto, which tells each one's meaning."""
+
+    row: int
+    request_id: str
+    prompt_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    max_tokens: int
+    blocks: int
+    running_seconds: float
+
+    @property
+    def computed_prompt_tokens(self) -> int:
+        """Of `prompt_tokens`, those that have been computed."""
+        return min(self.computed_tokens, self.prompt_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """The fields of GetStatusResponse; inference.proto tells each one's meaning."""
+    """The fields of GetStatusResponse; inference.proto tells each one's meaning.
+
+    Those from `rows` on are empty, or None, unless they were asked for.
+    """
 
     ready: bool
     reason: str
@@ -31,6 +63,13 @@ class ServerStatus:
     worker_incarnation: int
     worker_device: str
     uptime_seconds: float
+    recomputed_tokens: int
+    worker_restarts: int
+    missing_reason: str
+    rows: tuple[RunningRow, ...]
+    block_owners: tuple[int, ...]  # of each block: a row, or a BlockOwner
+    time_to_first_token: LatencyHistogram | None
+    inter_token_latency: LatencyHistogram | None
 
     @property
     def max_request_tokens(self) -> int:
@@ -47,4 +86,12 @@ class ServerStatus:
 def status_from(response: pb.GetStatusResponse) -> ServerStatus:
     """The status that a response carries."""
     values = {field.name: getattr(response, field.name) for field in fields(ServerStatus)}
+    values["rows"] = tuple(_row_from(row) for row in response.rows)
+    values["block_owners"] = tuple(response.block_owners)
+    for name in ("time_to_first_token", "inter_token_latency"):
+        values[name] = histogram_from(values[name]) if response.HasField(name) else None
     return ServerStatus(**values)
+
+
+def _row_from(row: pb.RunningRow) -> RunningRow:
+    return RunningRow(**{field.name: getattr(row, field.name) for field in fields(RunningRow)})

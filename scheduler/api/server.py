@@ -110,7 +110,7 @@ class ApiServer:
 
     def status_changed(self, status: EngineStatus) -> None:
         log.info("ready" if status.ready else f"not ready: {status.reason}")
-        self._call_soon(self._health.refresh)
+        self._call_soon(self._readiness_changed)
 
     def _call_soon(self, callback: Callable[[], None]) -> None:
         # After the loop's end nobody is left to be told.
@@ -118,6 +118,10 @@ class ApiServer:
             self._loop.call_soon_threadsafe(callback)
 
     # Called on the loop.
+
+    def _readiness_changed(self) -> None:
+        self._health.refresh()
+        self._service.readiness_changed()
 
     async def start(self) -> None:
         """Binds and starts the engine. Raises AddressError if the address is not free."""
@@ -142,6 +146,7 @@ class ApiServer:
         if not await self._service.wait_idle(deadline + _LAST_WORDS_SECONDS):
             self._service.fail_all("the server stopped before the request was finished")
             await self._service.wait_idle(time.monotonic() + _LAST_WORDS_SECONDS)
+        self._service.end_watches()
 
     async def stop(self) -> None:
         """Closes the server and ends the engine. Calls that are not finished are cut."""

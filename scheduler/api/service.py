@@ -15,7 +15,7 @@ from scheduler.api.errors import CallError
 from scheduler.api.output_stream import OutputStream
 from scheduler.api.output_text import OutputText
 from scheduler.api.prompt import PromptEncoder
-from scheduler.api.status import status_response
+from scheduler.api.status_calls import StatusCalls
 from scheduler.api.tokenizer import Tokenizer
 from scheduler.api.validation import check_parameters
 from scheduler.core.admission import RETRY_SECONDS
@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 INTERNAL_ERROR = "internal error; see the server's log"
 
 _Context = grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]
+_WatchContext = grpc.aio.ServicerContext[
+    inference_pb2.WatchStatusRequest, inference_pb2.WatchStatusResponse
+]
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
         self._encoder = PromptEncoder(model.tokenizer)
         self._streams: dict[int, OutputStream] = {}
         self._handles = itertools.count(1)
-        self._started_at = time.monotonic()
+        self._status = StatusCalls(engine, model.name, self._handles)
         self._draining = False
         self._num_calls = 0
         self._idle = asyncio.Event()
@@ -94,10 +97,17 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
                 stream.end(event)
             except Exception:
                 self._fail(stream)
+        for snapshot in batch.snapshots:
+            self._status.deliver(snapshot)
+
+    def readiness_changed(self) -> None:
+        """Tells those who watch the status. Called on the event loop."""
+        self._status.readiness_changed()
 
     def start_draining(self) -> None:
         """New calls get UNAVAILABLE from now on."""
         self._draining = True
+        self._status.start_draining()
 
     async def wait_idle(self, deadline: float) -> bool:
         """Waits until no call is running, at most until `deadline` (time.monotonic())."""
@@ -114,6 +124,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
             if not stream.ended:
                 stream.end(Failure(stream.handle, FailureKind.UNAVAILABLE, message))
 
+    def end_watches(self) -> None:
+        """Ends the calls that have no end of their own, once the server has drained."""
+        self._status.end_watches()
+
     def close(self) -> None:
         self._encoder.close()
 
@@ -126,11 +140,18 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
 
     async def GetStatus(
         self,
-        request: inference_pb2.GetStatusRequest,  # noqa: ARG002
+        request: inference_pb2.GetStatusRequest,
         context: object,  # noqa: ARG002
     ) -> inference_pb2.GetStatusResponse:
-        uptime = time.monotonic() - self._started_at
-        return status_response(self._engine.status(), self._model.name, self._draining, uptime)
+        return await self._status.get(request)
+
+    async def WatchStatus(
+        self, request: inference_pb2.WatchStatusRequest, context: _WatchContext
+    ) -> None:
+        try:
+            await self._status.watch(request, context.write)
+        except CallError as error:
+            await context.abort(error.code, error.message, error.trailing_metadata())
 
     async def Generate(self, request: inference_pb2.GenerateRequest, context: _Context) -> None:
         self._num_calls += 1

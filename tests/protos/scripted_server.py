@@ -16,10 +16,12 @@ from nanoserve.v1 import inference_pb2 as pb
 from nanoserve.v1 import inference_pb2_grpc as pb_grpc
 
 Handler = Callable[[pb.GenerateRequest, grpc.ServicerContext], Iterator[pb.GenerateResponse]]
+Watcher = Callable[[pb.WatchStatusRequest, grpc.ServicerContext], Iterator[pb.GetStatusResponse]]
 
 
 class ScriptedServer(pb_grpc.InferenceServiceServicer):
-    """Answers Generate with `handler` and GetStatus with `status`; keeps the requests.
+    """Answers Generate with `handler`, GetStatus with `status` and WatchStatus with `watcher`;
+    keeps the requests.
 
     `cancelled` is set when a call that `hold` answers was cancelled by its client.
     """
@@ -39,7 +41,9 @@ class ScriptedServer(pb_grpc.InferenceServiceServicer):
             worker_device="cpu",
             uptime_seconds=3725.5,
         )
+        self.watcher: Watcher = lambda _request, _context: iter([self.status])
         self.requests: list[pb.GenerateRequest] = []
+        self.status_requests: list[pb.GetStatusRequest | pb.WatchStatusRequest] = []
         self.deadlines: list[float | None] = []
         self.cancelled = threading.Event()
         self._server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
@@ -61,9 +65,26 @@ class ScriptedServer(pb_grpc.InferenceServiceServicer):
         yield from self.handler(request, context)
 
     def GetStatus(
-        self, _request: pb.GetStatusRequest, _context: grpc.ServicerContext
+        self, request: pb.GetStatusRequest, _context: grpc.ServicerContext
     ) -> pb.GetStatusResponse:
+        self.status_requests.append(request)
         return self.status
+
+    def WatchStatus(
+        self, request: pb.WatchStatusRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.WatchStatusResponse]:
+        self.status_requests.append(request)
+        for status in self.watcher(request, context):
+            yield pb.WatchStatusResponse(status=status)
+
+    def watch_for_ever(
+        self, _request: pb.WatchStatusRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.GetStatusResponse]:
+        """A watcher: the status, then nothing until the call ends."""
+        if not context.add_callback(self.cancelled.set):
+            self.cancelled.set()
+        yield self.status
+        assert self.cancelled.wait(20)
 
     def hold(
         self, request: pb.GenerateRequest, context: grpc.ServicerContext

@@ -23,6 +23,7 @@ from scheduler.core.front_end import (
     FrontEnd,
     Limits,
     RequestUsage,
+    Snapshot,
     SnapshotRequest,
     Submission,
 )
@@ -53,6 +54,7 @@ class ScriptedEngine:
     tokens_per_turn: int = 1
     limits: Limits | None = LIMITS
     failures: dict[str, Failure] = field(default_factory=dict)
+    snapshot: Callable[[SnapshotRequest], Snapshot] | None = None  # None: asks go unanswered
 
     def __post_init__(self) -> None:
         self.log: list[Submission | Abort] = []
@@ -62,6 +64,7 @@ class ScriptedEngine:
         self.running: dict[int, _Running] = {}
         self.frozen = threading.Event()  # set: the loop stands still
         self._inbox: queue.SimpleQueue[Submission | Abort | None] = queue.SimpleQueue()
+        self._asks: queue.SimpleQueue[SnapshotRequest] = queue.SimpleQueue()
         self._ready = self.limits is not None
         self._turned_at = time.monotonic()
         self._stopped = False
@@ -90,6 +93,7 @@ class ScriptedEngine:
 
     def ask_snapshot(self, request: SnapshotRequest) -> None:
         self.snapshots_asked.append(request)
+        self._asks.put(request)
 
     def report(self, totals: CallTotals) -> None:
         self.calls = totals
@@ -143,11 +147,17 @@ class ScriptedEngine:
                 for handle in list(self.running):
                     ends.append(Failure(handle, FailureKind.UNAVAILABLE, "the drain ended"))
                 self.running.clear()
-            if tokens or ends:
+            snapshots = self._take_snapshots()
+            if tokens or ends or snapshots:
                 handles, ids = zip(*tokens, strict=True) if tokens else ((), ())
-                self._front_end.deliver(
-                    EventBatch(np.array(handles, np.int64), np.array(ids, np.int32), ends)
-                )
+                columns = np.array(handles, np.int64), np.array(ids, np.int32)
+                self._front_end.deliver(EventBatch(*columns, ends, snapshots))
+
+    def _take_snapshots(self) -> list[Snapshot]:
+        snapshots = []
+        while self.snapshot is not None and not self._asks.empty():
+            snapshots.append(self.snapshot(self._asks.get()))
+        return snapshots
 
     def _receive(self, ends: list[Finished | Failure]) -> None:
         while not self._inbox.empty():

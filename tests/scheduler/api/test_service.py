@@ -340,6 +340,8 @@ async def test_status_tells_what_is_served_and_how_loaded_it_is(serve):
         preemptions=9,
         worker_incarnation=7,
         worker_device="simulated",
+        recomputed_tokens=10,
+        worker_restarts=11,
     )
 
 
