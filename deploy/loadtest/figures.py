@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import numpy as np
-
 from deploy.loadtest.goodput import Limits
+from deploy.loadtest.latencies import Latencies, Waiting
 from deploy.loadtest.measures import Outcome
-from deploy.loadtest.percentiles import Distribution
 from deploy.loadtest.rates import Rates, count_inside
 from deploy.loadtest.requests import Request
 from deploy.loadtest.timeline import Stage
@@ -39,46 +37,6 @@ class Counts:
             slow_readers=sum(request.timeline.slow_reader for request in requests),
             failures=dict(Counter(failed).most_common()),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Latencies:
-    """Seconds, over the judged requests that give a sample: end to end only those that
-    ended well, the others whatever their end. Gaps have a sample for each token."""
-
-    first_token: Distribution
-    first_text: Distribution
-    per_token: Distribution
-    gap: Distribution
-    end_to_end: Distribution
-
-    @classmethod
-    def of(cls, requests: Sequence[Request]) -> Self:
-        judged = [request.measures for request in requests if request.judged]
-        gaps = [measures.gaps for measures in judged]
-        single = {
-            name: [v for measures in judged if (v := getattr(measures, name)) is not None]
-            for name in ("first_token", "first_text", "per_token", "end_to_end")
-        }
-        spread = {name: Distribution.of(values) for name, values in single.items()}
-        return cls(gap=Distribution.of(np.concatenate(gaps) if gaps else ()), **spread)
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """Requests that had no first token when the run ended. They give no sample, which
-    makes an overloaded server look better than it is: the p99 says what it is at least,
-    with their age at the end for the time that they would have needed."""
-
-    requests: int
-    first_token_p99_at_least: float | None  # seconds, over samples and ages
-
-    @classmethod
-    def of(cls, requests: Sequence[Request]) -> Self:
-        judged = [request for request in requests if request.judged]
-        ages = [r.timeline.ended - r.timeline.planned for r in judged if r.awaits_first_token]
-        samples = [s for r in judged if (s := r.measures.first_token) is not None]
-        return cls(len(ages), Distribution.of(samples + ages).p99)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Any, Self
 
 from deploy.loadtest.measures import Measures, Outcome
 
@@ -35,6 +35,12 @@ class Limits:
                 raise ValueError(f"goodput limit {name!r} is given twice")
             values[name] = _milliseconds(word, number)
         return cls(**values)
+
+    @classmethod
+    def of_settings(cls, values: Mapping[str, Any] | None) -> Self:
+        """From a saved run's, where they are a mapping that says its kind."""
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in (values or {}).items() if name in known})
 
     def __bool__(self) -> bool:
         return any(getattr(self, field.name) is not None for field in fields(self))

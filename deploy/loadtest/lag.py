@@ -35,7 +35,7 @@ def _void_reason(lag: Distribution) -> str | None:
         return "no measured request was due: nothing was measured"
     if lag.p99 > LIMIT_SECONDS:
         return (
-            f"the load tool sent late: lag p99 is {1000 * lag.p99:.1f} ms, the limit is "
-            f"{1000 * LIMIT_SECONDS:g} ms. Use more generator processes or another machine"
+            f"the load tool lagged: p99 {1000 * lag.p99:,.1f} ms, limit {1000 * LIMIT_SECONDS:g} "
+            "ms; use more processes or another machine"
         )
     return None

@@ -11,6 +11,7 @@ from deploy.loadtest.lag import Lag
 from deploy.loadtest.percentiles import METHOD
 from deploy.loadtest.requests import Requests
 from deploy.loadtest.server_load import ServerLoad
+from deploy.loadtest.stage_text import stage_load
 from deploy.loadtest.timeline import Run, Stage
 from deploy.loadtest.usage import UsageCheck
 
@@ -24,6 +25,7 @@ class Summary:
 
     started_at: str
     settings: dict[str, Any]
+    limits: Limits
     interrupted: bool
     window_seconds: float
     warm_up_requests: int
@@ -33,7 +35,7 @@ class Summary:
     usage: UsageCheck
     server: ServerLoad | None
     whole: Figures
-    stages: tuple[tuple[Stage, Figures], ...]  # of a ramp; else none
+    stages: tuple[tuple[Stage, Figures], ...]  # of a ramp, by rising rate; else none
     groups: dict[str, Figures]  # of a mix of several; else none
     knee: float | None
 
@@ -44,6 +46,7 @@ class Summary:
         return cls(
             started_at=run.started_at,
             settings=run.settings,
+            limits=limits,
             interrupted=run.interrupted,
             window_seconds=sum(stage.seconds for stage in run.stages),
             warm_up_requests=len(requests.warm_up),
@@ -69,6 +72,7 @@ class Summary:
         values = asdict(self)
         lag = values.pop("lag")
         whole = values.pop("whole")
+        del values["limits"]  # goodput has them
         values["stages"] = [asdict(stage) | asdict(figures) for stage, figures in self.stages]
         return {
             "format": FORMAT,
@@ -84,18 +88,17 @@ class Summary:
 def _stages(run: Run, requests: Requests, limits: Limits) -> tuple[tuple[Stage, Figures], ...]:
     if len(run.stages) < 2:
         return ()
-    return tuple(
-        (
-            stage,
-            Figures.of(
-                [r for r in requests.counted if r.timeline.stage == number],
-                requests.traffic,
-                [stage],
-                limits,
-            ),
+    figures = [
+        Figures.of(
+            [r for r in requests.counted if r.timeline.stage == number],
+            requests.traffic,
+            [stage],
+            limits,
         )
         for number, stage in enumerate(run.stages)
-    )
+    ]
+    pairs = zip(run.stages, figures, strict=True)
+    return tuple(sorted(pairs, key=lambda pair: stage_load(pair[0])))
 
 
 def _groups(run: Run, requests: Requests, limits: Limits) -> dict[str, Figures]:

@@ -1,0 +1,1 @@
+"""Pictures of load runs, one file for each question."""
