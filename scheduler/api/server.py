@@ -19,8 +19,11 @@ from grpc_reflection.v1alpha import reflection
 
 from nanoserve.v1 import inference_pb2_grpc
 from scheduler.api.address import AddressError, check_address, clear_unix_path
+from scheduler.api.call_log import log_call
+from scheduler.api.call_records import CallRecords
 from scheduler.api.health import INFERENCE, HealthService
 from scheduler.api.service import InferenceService, ServedModel
+from scheduler.api.tracing import make_tracer
 from scheduler.core.front_end import EnginePort, EngineStatus, EventBatch, FrontEnd
 
 log = logging.getLogger(__name__)
@@ -46,18 +49,21 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 # Streams that the engine failed at the drain's end still have to tell their clients.
 _LAST_WORDS_SECONDS = 0.4
 _ENGINE_STOP_SECONDS = 0.4
+_LAST_SPANS_SECONDS = 0.4
 
 
 @dataclass(frozen=True)
 class ServerConfig:
     """`drain_timeout` and `max_request_seconds` are in seconds. `max_queue` is the engine's
-    limit, by which calls are refused before their prompts are encoded."""
+    limit, by which calls are refused before their prompts are encoded. `log_text`: the
+    lines in the log about calls have their prompts and outputs."""
 
     listen: str
     insecure: bool = False
     drain_timeout: float = 30.0
     max_request_seconds: float = 3600.0
     max_queue: int | None = None
+    log_text: bool = False
 
     def __post_init__(self) -> None:
         check_address("--listen", self.listen, self.insecure)
@@ -91,8 +97,10 @@ class ApiServer:
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._engine = make_engine(self)
+        self._tracer = make_tracer(os.environ, model.name)
+        records = CallRecords(self._tracer, [log_call], config.log_text)
         self._service = InferenceService(
-            model, self._engine, config.max_request_seconds, config.max_queue
+            model, self._engine, config.max_request_seconds, config.max_queue, records
         )
         self._health = HealthService(self._engine)
         self._server = grpc.aio.server(options=OPTIONS)
@@ -153,11 +161,16 @@ class ApiServer:
         await self._server.stop(grace=_LAST_WORDS_SECONDS)
         if self._keep_fresh is not None:
             self._keep_fresh.cancel()
-        # An engine that is stuck must not keep the process from ending.
-        stopping = threading.Thread(target=self._engine.stop, name="stop-engine", daemon=True)
-        stopping.start()
-        await asyncio.to_thread(stopping.join, _ENGINE_STOP_SECONDS)
+        await _try_for(_ENGINE_STOP_SECONDS, self._engine.stop)
         self._service.close()
+        await _try_for(_LAST_SPANS_SECONDS, self._tracer.close)
+
+
+async def _try_for(seconds: float, stop: Callable[[], None]) -> None:
+    """What is stuck must not keep the process from ending."""
+    thread = threading.Thread(target=stop, name="stop", daemon=True)
+    thread.start()
+    await asyncio.to_thread(thread.join, seconds)
 
 
 async def serve(

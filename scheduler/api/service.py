@@ -11,12 +11,15 @@ from dataclasses import dataclass
 import grpc
 
 from nanoserve.v1 import inference_pb2, inference_pb2_grpc
+from scheduler.api.call_record import Call
+from scheduler.api.call_records import CallRecords
 from scheduler.api.errors import CallError
 from scheduler.api.output_stream import OutputStream
 from scheduler.api.output_text import OutputText
 from scheduler.api.prompt import PromptEncoder
 from scheduler.api.status_calls import StatusCalls
 from scheduler.api.tokenizer import Tokenizer
+from scheduler.api.tracing import NoSpans
 from scheduler.api.validation import check_parameters
 from scheduler.core.admission import RETRY_SECONDS
 from scheduler.core.front_end import (
@@ -59,12 +62,15 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
         engine: EnginePort,
         max_request_seconds: float,
         max_queue: int | None = None,
+        records: CallRecords | None = None,
     ) -> None:
-        """`max_queue` is the engine's; None leaves it to the engine to refuse."""
+        """`max_queue` is the engine's; None leaves it to the engine to refuse. `records` None
+        counts calls and tells nobody of them."""
         self._model = model
         self._engine = engine
         self._max_request_seconds = max_request_seconds
         self._max_queue = max_queue
+        self._records = records or CallRecords(NoSpans(), ())
         self._num_encoding = 0
         self._encoder = PromptEncoder(model.tokenizer)
         self._streams: dict[int, OutputStream] = {}
@@ -74,6 +80,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
         self._num_calls = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        engine.report(self._records.totals)
 
     def deliver(self, batch: EventBatch) -> None:
         """Hands out a batch of the engine's events. Called on the event loop."""
@@ -90,6 +97,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
             if matched:
                 self._engine.abort(Abort(handle, FinishReason.STOP, stream.num_tokens))
         for event in batch.ends:
+            self._records.answered(event)
             stream = streams.get(event.handle)
             if stream is None:
                 continue
@@ -130,6 +138,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
 
     def close(self) -> None:
         self._encoder.close()
+        self._records.flush()
 
     def _fail(self, stream: OutputStream) -> None:
         """Ends one call whose text cannot be made; the batch's other tokens go on. To be
@@ -156,24 +165,27 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
     async def Generate(self, request: inference_pb2.GenerateRequest, context: _Context) -> None:
         self._num_calls += 1
         self._idle.clear()
+        call = self._records.open(request, context.invocation_metadata())
         try:
-            await self._generate_until_deadline(request, context)
+            await self._generate_until_deadline(request, context, call)
         except CallError as error:
+            self._records.close(call, error)
             await context.abort(error.code, error.message, error.trailing_metadata())
         except Exception:
             if context.done():
                 return  # the client went away while a message was on its way to it
-            log.exception("request %r failed in the front end", request.request_id)
+            log.exception("request %r failed in the front end", call.request_id)
+            self._records.close(call, CallError(FailureKind.INTERNAL, INTERNAL_ERROR))
             await context.abort(grpc.StatusCode.INTERNAL, INTERNAL_ERROR)
         finally:
+            self._records.close(call)
             self._num_calls -= 1
             if not self._num_calls:
                 self._idle.set()
 
     async def _generate_until_deadline(
-        self, request: inference_pb2.GenerateRequest, context: _Context
+        self, request: inference_pb2.GenerateRequest, context: _Context, call: Call
     ) -> None:
-        arrival = time.monotonic()
         remaining = context.time_remaining()
         seconds = self._max_request_seconds if remaining is None else remaining
         expired = CallError(
@@ -184,22 +196,21 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
         )
         if seconds <= 0:
             raise expired
+        call.deadline = call.arrival + seconds
         try:
-            async with asyncio.timeout_at(arrival + seconds):
-                await self._generate(request, context, arrival, arrival + seconds)
+            async with asyncio.timeout_at(call.deadline):
+                await self._generate(request, context, call)
         except TimeoutError:
             raise expired from None
 
     async def _generate(
-        self,
-        request: inference_pb2.GenerateRequest,
-        context: _Context,
-        arrival: float,
-        deadline: float,
+        self, request: inference_pb2.GenerateRequest, context: _Context, call: Call
     ) -> None:
         limits = self._limits()
         parameters = check_parameters(request, limits, self._model.tokenizer is not None)
+        call.request_id = parameters.request_id
         prompt_ids = await self._encode(request, parameters.max_tokens, limits)
+        call.prompt_tokens = len(prompt_ids)
         end_ids = frozenset() if parameters.ignore_eos else self._model.end_ids
         text = OutputText(
             self._model.tokenizer, prompt_ids, parameters.stop, parameters.include_special_tokens
@@ -212,10 +223,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
             temperature=parameters.temperature,
             seed=parameters.seed,
             stop_ids=end_ids | parameters.stop_token_ids,
-            arrival=arrival,
-            deadline=deadline,
+            arrival=call.arrival,
+            deadline=call.deadline,
         )
-        await self._stream(submission, text, context)
+        await self._stream(submission, text, context, call)
 
     def _limits(self) -> Limits:
         """What to check a request against. Raises CallError while it cannot run."""
@@ -247,11 +258,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
         finally:
             self._num_encoding -= 1
 
-    async def _stream(self, submission: Submission, text: OutputText, context: _Context) -> None:
+    async def _stream(
+        self, submission: Submission, text: OutputText, context: _Context, call: Call
+    ) -> None:
         """Submits, and writes messages until the last; leaves nothing behind in the engine
         however it ends."""
         handle = submission.handle
         stream = self._streams[handle] = OutputStream(submission, text)
+        self._records.submitted(call, stream)
         try:
             self._engine.submit(submission)
             finished = False
@@ -259,9 +273,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
                 response = await stream.next()
                 finished = bool(response.finish_reason)
                 await context.write(response)
+                self._records.passed_on(call, response)
         finally:
             del self._streams[handle]
             if not stream.ended:
-                late = submission.deadline is not None and time.monotonic() >= submission.deadline
-                reason = FailureKind.DEADLINE if late else FailureKind.CANCELLED
-                self._engine.abort(Abort(handle, reason))
+                departure = call.departure(time.monotonic())
+                self._engine.abort(Abort(handle, departure.kind))

@@ -298,6 +298,9 @@ async def test_a_call_that_expired_on_arrival_is_never_submitted(serve):
         def time_remaining(self) -> float:
             return 0.0
 
+        def invocation_metadata(self) -> tuple[()]:
+            return ()
+
         async def abort(self, code, message, trailing_metadata) -> None:
             self.status = (code, message)
 
