@@ -19,6 +19,7 @@ def parser() -> argparse.ArgumentParser:
     _add_model_flags(result.add_argument_group("model"))
     _add_server_flags(result.add_argument_group("towards clients"))
     _add_engine_flags(result.add_argument_group("towards the worker"))
+    _add_policy_flags(result.add_argument_group("who runs when"))
     return result
 
 
@@ -101,12 +102,44 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_policy_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--policy",
+        choices=("continuous", "static"),
+        default="continuous",
+        help="continuous: requests join and leave between any two steps; static: one batch at a "
+        "time is admitted together and runs until its slowest request is done, for comparison",
+    )
+    group.add_argument(
+        "--static-batch",
+        metavar="REQUESTS",
+        type=int,
+        help="most requests of a static batch; None: the worker's rows",
+    )
+    group.add_argument(
+        "--static-wait",
+        metavar="SECONDS",
+        type=float,
+        help="how long a static batch that is not full waits for more, from its first request's "
+        "arrival on; None: 0",
+    )
+    group.add_argument(
+        "--static-return",
+        choices=("each", "batch"),
+        help="when a request of a static batch ends: at its own last token, or when its batch "
+        "does; None: each",
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 after a drain, 1 if it cannot start, 2 for wrong flags."""
     _end_on_signals()
     flags = parser().parse_args(arguments)
     if flags.model is None and not flags.no_tokenizer:
         parser().error("give --model DIR, or --no-tokenizer to serve token ids only")
+    static = {flags.static_batch, flags.static_wait, flags.static_return}
+    if flags.policy != "static" and static != {None}:
+        parser().error("--static-batch, --static-wait and --static-return need --policy static")
     logging.basicConfig(
         level=flags.log_level.upper(),
         stream=sys.stderr,

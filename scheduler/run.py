@@ -14,7 +14,10 @@ from scheduler.api.server import ServerConfig, serve
 from scheduler.api.service import ServedModel
 from scheduler.api.tokenizer import Tokenizer
 from scheduler.core.config import EngineConfig
+from scheduler.core.continuous_batching import ContinuousBatching
 from scheduler.core.engine import Engine
+from scheduler.core.policy import Policy
+from scheduler.core.static_batching import StaticBatching
 from scheduler.core.worker_link import WorkerLink
 from scheduler.link.link import GrpcWorkerLink
 
@@ -46,6 +49,7 @@ def run(
             max_queue=flags.max_queue,
             audit=flags.audit,
         )
+        policy = _policy(flags)
         folder = ModelFolder.read(flags.model) if flags.model else None
         link = (make_link or _grpc_link)(flags, folder.fingerprint if folder else None)
         model = _served_model(folder, flags.no_tokenizer)
@@ -56,11 +60,18 @@ def run(
             serve(
                 server_config,
                 model,
-                lambda front_end: Engine(engine_config, link, front_end, on_fatal=_exit),
+                lambda front_end: Engine(engine_config, link, front_end, policy, on_fatal=_exit),
             )
         )
     except (AddressError, ModelFolderError, ValueError) as error:
         raise StartError(str(error)) from error
+
+
+def _policy(flags: argparse.Namespace) -> Policy:
+    if flags.policy == "continuous":
+        return ContinuousBatching()
+    wait, return_together = flags.static_wait or 0.0, flags.static_return == "batch"
+    return StaticBatching(flags.static_batch, wait, return_together)
 
 
 def _grpc_link(flags: argparse.Namespace, fingerprint: str | None) -> WorkerLink:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler.core.front_end import Failure, FailureKind, Finish, Finished, FinishReason
+from scheduler.core.finish import finish
+from scheduler.core.front_end import Failure, FailureKind, FinishReason
 from scheduler.core.ledger import Ledger
 from scheduler.core.outbox import Outbox
 from scheduler.core.planner import StepInFlight
-from scheduler.core.request import Request
+from scheduler.core.request import Request, Verdict
 from scheduler.core.worker_link import StepAnswer
 
 
@@ -26,33 +27,22 @@ def accept(
     rows, tokens = step.rows, answer.tokens
     bad = np.zeros(len(rows), bool) if answer.non_finite is None else answer.non_finite
     current = ledger.rows.generation[rows] == step.generations
+    held = current & ledger.rows.held[rows]
+    if held.any():
+        _pass_over(ledger, rows[held], step.rewrites[held])
+        bad = bad & ~held
     for i in np.flatnonzero(bad):
         _fail_non_finite(ledger, step.requests[i], outbox, now)
     for i in np.flatnonzero(~current & ~bad):
         _accept_late(ledger, step.requests[i], int(tokens[i]), outbox, now)
-    good = current & ~bad
+    good = current & ~held & ~bad
     _accept_running(ledger, rows[good], tokens[good], outbox, now)
 
 
-def finish(
-    ledger: Ledger,
-    request: Request,
-    reason: FinishReason,
-    stop_token: int | None,
-    outbox: Outbox,
-    now: float,
-    output_tokens: int | None = None,
-) -> None:
-    """Ends a request well. Where text ended it, `output_tokens` says after how many; the
-    others count as discarded."""
-    ledger.end(request)
-    made = len(request.tokens) - request.prompt_len
-    wanted = made if output_tokens is None else output_tokens
-    ledger.totals.output_tokens -= made - wanted
-    ledger.totals.discarded_tokens += made - wanted
-    usage = request.usage(now, wanted)
-    ledger.statistics.requests.ended(usage)
-    outbox.end(Finished(request.handle, Finish(reason, stop_token, usage)))
+def _pass_over(ledger: Ledger, at: np.ndarray, rewrites: np.ndarray) -> None:
+    """Tokens of held rows: only counted, as nobody will ask for them."""
+    ledger.rows.accepted[at[~rewrites]] += 1
+    ledger.totals.discarded_tokens += len(at)
 
 
 def _accept_running(
@@ -105,10 +95,8 @@ def _finish_at(
     ledger: Ledger, request: Request, token: int, stopped: bool, outbox: Outbox, now: float
 ) -> None:
     """An end token beats the length at the same token."""
-    if stopped:
-        finish(ledger, request, FinishReason.STOP, token, outbox, now)
-    else:
-        finish(ledger, request, FinishReason.LENGTH, None, outbox, now)
+    verdict = Verdict(FinishReason.STOP, token) if stopped else Verdict(FinishReason.LENGTH)
+    finish(ledger, request, verdict, outbox, now)
 
 
 def _fail_non_finite(ledger: Ledger, request: Request, outbox: Outbox, now: float) -> None:

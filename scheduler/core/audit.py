@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from scheduler.core.block_allocator import SCRATCH_BLOCK
+from scheduler.core.hold import Hold
 from scheduler.core.ledger import Ledger
 from scheduler.core.request import NO_ROW
+from scheduler.core.rows import Rows
 from scheduler.core.window import Window
 
 
@@ -22,6 +24,7 @@ def check(ledger: Ledger, window: Window) -> None:
     _check_rows(ledger)
     _check_waiting(ledger)
     _check_counts(ledger)
+    _check_held(ledger)
     _check_in_flight(ledger, window)
 
 
@@ -58,14 +61,20 @@ def _check_references(ledger: Ledger) -> None:
 
 
 def _check_tables(ledger: Ledger) -> None:
-    rule = "a table holds the blocks of its row's tokens in the pool or in flight, no more"
+    rule = "a table holds the blocks of its row's tokens in the pool or in flight, or reserved"
     rows, tables = ledger.rows, ledger.tables
-    needed = np.where(rows.live, -(-rows.computed // tables.block_size), 0)
+    tokens = np.maximum(rows.computed, rows.reserved)
+    needed = np.where(rows.live, -(-tokens // tables.block_size), 0)
     wrong = np.flatnonzero(needed != tables.num_blocks)
     if len(wrong):
         row = int(wrong[0])
         held = int(tables.num_blocks[row])
         _fail(rule, f"row {row} needs {int(needed[row])} and holds {held}")
+    wrong = np.flatnonzero(rows.live & (rows.reserved != 0) & (rows.reserved != rows.limit - 1))
+    if len(wrong):
+        row = int(wrong[0])
+        reserved, limit = int(rows.reserved[row]), int(rows.limit[row])
+        _fail(rule, f"row {row} reserved {reserved} tokens, and its limit is {limit}")
 
 
 def _check_rows(ledger: Ledger) -> None:
@@ -75,9 +84,10 @@ def _check_rows(ledger: Ledger) -> None:
         request = rows.request[row]
         if request is None or request.row != row:
             _fail(rule, f"row {row} is live, and its request says otherwise")
-        if request.ended:
+        if request.ended and not rows.held[row]:
             _fail(rule, f"row {row} belongs to {request.request_id}, which has ended")
     owned = [r.row for r in ledger.by_handle.values() if r.row != NO_ROW]
+    owned += _outliving(rows)
     if sorted(owned) != np.flatnonzero(rows.live).tolist():
         _fail(rule, f"requests have rows {sorted(owned)}, others are live")
     if rows.num_live != int(rows.live.sum()):
@@ -93,11 +103,11 @@ def _check_waiting(ledger: Ledger) -> None:
     orders = [request.order for request in waiting]
     if orders != sorted(set(orders)):
         _fail(rule, f"the waiting came in order {orders}")
-    if len(waiting) + ledger.rows.num_live != ledger.num_requests:
+    running = ledger.rows.num_live - len(_outliving(ledger.rows))
+    if len(waiting) + running != ledger.num_requests:
         _fail(
             rule,
-            f"{ledger.num_requests} requests, but {len(waiting)} wait and "
-            f"{ledger.rows.num_live} run",
+            f"{ledger.num_requests} requests, but {len(waiting)} wait and {running} run",
         )
     if set(ledger.by_id.values()) != set(ledger.by_handle.values()):
         _fail(rule, "ids and handles name different requests")
@@ -123,6 +133,29 @@ def _check_counts(ledger: Ledger) -> None:
         )
 
 
+def _check_held(ledger: Ledger) -> None:
+    rule = "a row is held from its request's last token until no other row runs"
+    rows = ledger.rows
+    for row in np.flatnonzero(rows.held):
+        request = rows.request[row]
+        if not rows.live[row] or ledger.hold is Hold.NOTHING:
+            _fail(rule, f"row {row} is held, and is not live or the policy holds nothing")
+        if request.ended is not (ledger.hold is Hold.ROW):
+            _fail(rule, f"row {row} is held for {ledger.hold.value}, ended: {request.ended}")
+        if not request.ended and request.verdict is None:
+            _fail(rule, f"row {row} is held, and how {request.request_id} ended is not known")
+    for request in ledger.by_handle.values():
+        if request.verdict is not None and (request.row == NO_ROW or not rows.held[request.row]):
+            _fail(rule, f"{request.request_id} has its last token, and its row is not held")
+    if rows.held.any() and not (rows.live & ~rows.held).any():
+        _fail(rule, f"rows {np.flatnonzero(rows.held).tolist()} are, and nobody runs")
+
+
+def _outliving(rows: Rows) -> list[int]:
+    """Held rows whose requests have ended."""
+    return [int(row) for row in np.flatnonzero(rows.live & rows.held) if rows.request[row].ended]
+
+
 def _check_in_flight(ledger: Ledger, window: Window) -> None:
     rule = "a token that is known and not accepted is in flight, once"
     rows = ledger.rows
@@ -130,7 +163,10 @@ def _check_in_flight(ledger: Ledger, window: Window) -> None:
     late: dict[int, int] = {}
     for step in window.steps:
         current = rows.generation[step.rows] == step.generations
-        np.add.at(in_flight, step.rows[current], 1)
+        again = step.rows[current & step.rewrites]
+        if (rows.known[again] < rows.limit[again]).any():
+            _fail(rule, f"step {step.step_id} rewrites a row that has not reached its limit")
+        np.add.at(in_flight, step.rows[current & ~step.rewrites], 1)
         for request in step.requests[~current]:
             late[request.handle] = late.get(request.handle, 0) + 1
     wrong = np.flatnonzero(rows.live & (rows.known - rows.accepted != in_flight))

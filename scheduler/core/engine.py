@@ -11,9 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler.core import audit
-from scheduler.core.acceptance import accept, finish
+from scheduler.core.acceptance import accept
 from scheduler.core.admission import refusal, request_for
 from scheduler.core.config import EngineConfig
+from scheduler.core.continuous_batching import ContinuousBatching
+from scheduler.core.finish import end_batch, finish, release_held
 from scheduler.core.front_end import (
     Abort,
     CallTotals,
@@ -27,8 +29,8 @@ from scheduler.core.front_end import (
 )
 from scheduler.core.incarnation import Incarnation, begin, carry_over
 from scheduler.core.outbox import Outbox
-from scheduler.core.policy import ContinuousBatching, Policy
-from scheduler.core.request import Request
+from scheduler.core.policy import Policy
+from scheduler.core.request import Request, Verdict
 from scheduler.core.snapshot import take_snapshot
 from scheduler.core.statistics import Statistics
 from scheduler.core.totals import Totals
@@ -155,6 +157,7 @@ class Engine:
         if self._drain_deadline is not None and now >= self._drain_deadline:
             self._fail_all("the drain timeout passed")
         if self.worker is not None:
+            end_batch(self.worker.ledger, self._outbox, now)
             self._send_steps(self.worker)
             if self.config.audit:
                 audit.check(self.worker.ledger, self.worker.window)
@@ -206,7 +209,7 @@ class Engine:
             self._expire_waiting(worker, now)
             planned = worker.planner.plan(worker.ledger, now)
             if planned is None:
-                self._wait = None
+                self._wait = self._policy.due(worker.ledger, now)
                 return
             plan, step = planned
             worker.window.sent(step, now)
@@ -243,8 +246,8 @@ class Engine:
         if request is None or self.worker is None:
             return  # it has ended: its one final event is out or on its way
         if isinstance(abort.reason, FinishReason):
-            ledger, now = self.worker.ledger, self._clock()
-            finish(ledger, request, abort.reason, None, self._outbox, now, abort.output_tokens)
+            verdict = Verdict(abort.reason, output_tokens=abort.output_tokens)
+            finish(self.worker.ledger, request, verdict, self._outbox, self._clock())
         else:
             self._fail(self.worker, request, abort.reason, abort.reason.value)
 
@@ -255,6 +258,7 @@ class Engine:
 
     def _fail_all(self, reason: str) -> None:
         if self.worker is not None:
+            release_held(self.worker.ledger, self._outbox, self._clock())
             for request in list(self.worker.ledger.by_handle.values()):
                 message = f"not finished when {reason}"
                 self._fail(self.worker, request, FailureKind.UNAVAILABLE, message)
@@ -285,7 +289,7 @@ class Engine:
         if self.worker is None:
             return
         request = self._at_fault(self.worker, refused)
-        if request is not None and not request.ended:
+        if request is not None and not request.ended and request.verdict is None:
             message = f"the worker refused its step: {refused.message}"
             self._fail(self.worker, request, FailureKind.INTERNAL, message)
 
@@ -308,6 +312,7 @@ class Engine:
         self.worker = begin(info, self.config, self._policy, self.statistics)
         if old is not None:
             self.totals.worker_restarts += 1
+            release_held(old.ledger, self._outbox, self._clock())
             for failure in carry_over(old.ledger.close(), self.worker, self._clock()):
                 self._outbox.end(failure)
 
@@ -323,7 +328,7 @@ class Engine:
             limits=worker.limits if worker else None,
             worker_incarnation=worker.info.incarnation if worker else 0,
             worker_device=worker.info.device if worker else "",
-            running=worker.ledger.rows.num_live if worker else 0,
+            running=worker.ledger.num_running if worker else 0,
             waiting=len(worker.ledger.waiting) if worker else 0,
             free_blocks=worker.ledger.allocator.num_free if worker else 0,
             steps_in_flight=len(worker.window) if worker else 0,

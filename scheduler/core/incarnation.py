@@ -43,7 +43,12 @@ def begin(
         usable_blocks=info.num_blocks - 1,
     )
     ledger = Ledger(
-        info.num_blocks, info.block_size, limits.max_rows, limits.max_request_tokens, statistics
+        info.num_blocks,
+        info.block_size,
+        limits.max_rows,
+        limits.max_request_tokens,
+        statistics,
+        policy.hold,
     )
     planner = Planner(policy, budget, info.incarnation, info.last_executed_step)
     window = Window(min(config.depth_on(info.device), info.max_steps_in_flight))

@@ -8,6 +8,7 @@ import numpy as np
 
 from scheduler.core.block_allocator import BlockAllocator
 from scheduler.core.block_table import BlockTables
+from scheduler.core.hold import Hold
 from scheduler.core.request import NO_ROW, Request
 from scheduler.core.rows import Rows
 from scheduler.core.statistics import Statistics
@@ -27,12 +28,14 @@ class Ledger:
         max_rows: int,
         max_tokens: int,
         statistics: Statistics,
+        hold: Hold,
     ) -> None:
         self.statistics = statistics
         self.totals = statistics.totals
         self.allocator = BlockAllocator(num_blocks)
         self.tables = BlockTables(self.allocator, block_size, max_rows, max_tokens)
         self.rows = Rows(max_rows, max_tokens)
+        self.hold = hold
         self.waiting: deque[Request] = deque()
         self.by_handle: dict[int, Request] = {}
         self.by_id: dict[str, Request] = {}
@@ -42,6 +45,11 @@ class Ledger:
     @property
     def num_requests(self) -> int:
         return len(self.by_handle)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have a row. A row that outlives its request counts nowhere."""
+        return len(self.by_handle) - len(self.waiting)
 
     def enqueue(self, request: Request) -> None:
         self.by_handle[request.handle] = request
@@ -61,21 +69,21 @@ class Ledger:
         stay its own; it is admitted again once they are answered."""
         unanswered = int(self.rows.known[row] - self.rows.accepted[row])
         self._count_preemption(row)
-        request = self._vacate(row)
+        request = self.vacate(row)
         request.unanswered = unanswered
         self.waiting.appendleft(request)
         return request
 
-    def end(self, request: Request) -> None:
-        """Takes everything from a request, wherever it is. Raises ValueError if it
-        has ended before."""
+    def end(self, request: Request, keep_row: bool = False) -> None:
+        """Takes everything from a request, wherever it is; with `keep_row` all but its
+        row and blocks. Raises ValueError if it has ended before."""
         if request.ended:
             raise ValueError(f"request {request.request_id} was ended twice")
         request.ended = True
-        if request.row != NO_ROW:
-            self._vacate(request.row)
-        else:
+        if request.row == NO_ROW:
             self.waiting.remove(request)
+        elif not keep_row:
+            self.vacate(request.row)
         del self.by_handle[request.handle]
         del self.by_id[request.request_id]
 
@@ -102,7 +110,8 @@ class Ledger:
         self.totals.preemptions += 1
         self.totals.recomputed_tokens += computed
 
-    def _vacate(self, row: int) -> Request:
+    def vacate(self, row: int) -> Request:
+        """Takes row and blocks from their request."""
         self.tables.release(row)
         self.freed_rows.append(row)
         return self.rows.drop(row)

@@ -22,6 +22,7 @@ class StepInFlight:
     rows: np.ndarray  # int64 [m]
     generations: np.ndarray  # int64 [m]: the rows' when the step was planned
     requests: np.ndarray  # object [m]: who had the rows then
+    rewrites: np.ndarray  # bool [m]: those at their limit, which sample their last token again
     all_requests: np.ndarray  # object [s]: of every sequence, to name one refused
 
 
@@ -41,10 +42,11 @@ class Planner:
         if not len(decision.rows):
             return None
         rows = ledger.rows
-        starts = rows.computed[decision.rows]
-        context_lens = starts + decision.query_lens
-        appended = ledger.tables.grow(decision.rows, context_lens)
-        samples = context_lens == rows.known[decision.rows]
+        at, query_lens = decision.rows, decision.query_lens
+        rewrites = rows.known[at] >= rows.limit[at]
+        context_lens = rows.computed[at] + np.where(rewrites, 0, query_lens)
+        appended = ledger.tables.grow(at, np.maximum(context_lens, rows.reserved[at]))
+        samples = rewrites | (context_lens == rows.known[at])
         plan = StepPlan(
             step_id=self.next_step,
             incarnation=self.incarnation,
@@ -53,22 +55,21 @@ class Planner:
             table_rows=appended.rows,
             table_counts=appended.counts,
             table_blocks=appended.blocks,
-            rows=decision.rows.astype(np.int32),
-            query_lens=decision.query_lens.astype(np.int32),
+            rows=at.astype(np.int32),
+            query_lens=query_lens.astype(np.int32),
             context_lens=context_lens.astype(np.int32),
-            slot_mapping=ledger.tables.slots(decision.rows, starts, decision.query_lens),
+            slot_mapping=ledger.tables.slots(at, context_lens - query_lens, query_lens),
             samples=samples,
         )
-        in_flight = self._commit(ledger, decision, context_lens, samples)
-        return plan, in_flight
+        rows.computed[at] = context_lens
+        return plan, self._commit(ledger, decision, samples, rewrites)
 
     def _commit(
-        self, ledger: Ledger, decision: Decision, context_lens: np.ndarray, samples: np.ndarray
+        self, ledger: Ledger, decision: Decision, samples: np.ndarray, rewrites: np.ndarray
     ) -> StepInFlight:
         rows = ledger.rows
         sampling = decision.rows[samples]
-        rows.computed[decision.rows] = context_lens
-        rows.known[sampling] += 1
+        rows.known[sampling] += ~rewrites[samples]
         ledger.freed_rows.clear()
         step_id, self.next_step = self.next_step, self.next_step + 1
         return StepInFlight(
@@ -77,6 +78,7 @@ class Planner:
             rows=sampling,
             generations=rows.generation[sampling],
             requests=rows.request[sampling],
+            rewrites=rewrites[samples],
             all_requests=rows.request[decision.rows],
         )
 

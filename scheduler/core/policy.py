@@ -1,4 +1,4 @@
-"""Who runs in a step with how many tokens, and who is preempted."""
+"""Who runs in a step with how many tokens, and who is preempted: what every policy says."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Protocol
 
 import numpy as np
 
+from scheduler.core.hold import Hold
 from scheduler.core.ledger import Ledger
-from scheduler.core.request import Request
-from scheduler.core.rows import Rows
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The sequences of a step; their blocks fit the free ones. Shapes: s sequences."""
+    """The sequences of a step; their blocks fit the free ones. Shapes: s sequences. A row
+    that has reached its limit has query_len 1 and rewrites its last slot."""
 
     rows: np.ndarray  # int64 [s], no row twice
     query_lens: np.ndarray  # int64 [s], >= 1
@@ -25,74 +25,20 @@ class Policy(Protocol):
     """Decides a step. It may admit and preempt through the ledger; blocks are taken
     afterwards, all together."""
 
+    @property
+    def hold(self) -> Hold:
+        """What a request that ended well leaves behind."""
+        ...
+
     def decide(self, ledger: Ledger, budget: int, now: float) -> Decision:
         """At most `budget` tokens, which is at least the number of rows. `now` is on
         time.monotonic()."""
         ...
 
-
-class ContinuousBatching:
-    """One token budget per step: every decode first, then chunks of prompts.
-
-    Prompts are served in order of arrival. One that the rest of the budget cannot
-    finish takes half of that rest, so that short prompts behind it go on; what they
-    leave it gets as well. The first of the waiting is admitted once its known tokens
-    fit beside what running prompts have yet to compute and one more block for each
-    running row; nobody passes it. If the step's blocks do not fit, the youngest is
-    preempted and the sum is taken again.
-    """
-
-    def decide(self, ledger: Ledger, budget: int, now: float) -> Decision:
-        decodes, prompts = self._make_room(ledger, budget)
-        candidates = self._admissible(ledger)
-        gaps = _gaps(ledger.rows, prompts) + [len(request.tokens) for request in candidates]
-        if not gaps:
-            return Decision(decodes, np.ones(len(decodes), np.int64), [])
-        chunks = np.array(share_out(gaps, budget - len(decodes)), np.int64)
-        admitted = [ledger.admit_head(now) for chunk in chunks[len(prompts) :] if chunk]
-        prompts = np.append(prompts, admitted).astype(np.int64)
-        chunks = chunks[: len(prompts)]
-        rows = np.concatenate([decodes, prompts[chunks > 0]])
-        query_lens = np.concatenate([np.ones(len(decodes), np.int64), chunks[chunks > 0]])
-        return Decision(rows, query_lens, admitted)
-
-    def _make_room(self, ledger: Ledger, budget: int) -> tuple[np.ndarray, np.ndarray]:
-        """Preempts until what the running rows would compute fits: those of them one
-        token behind, and prompts by arrival."""
-        rows = ledger.rows
-        while True:
-            decodes, prompts = _running(rows)
-            chunks = share_out(_gaps(rows, prompts), budget - len(decodes))
-            running = np.concatenate([decodes, prompts])
-            query_lens = np.concatenate([np.ones(len(decodes), np.int64), np.array(chunks, int)])
-            missing = ledger.tables.missing(running, rows.computed[running] + query_lens)
-            if missing.sum() <= ledger.allocator.num_free:
-                return decodes, prompts
-            if len(running) == 1:
-                # It fits alone: rows about to be answered hold the rest. Until then
-                # nobody runs.
-                return running[:0], running[:0]
-            ledger.preempt(ledger.youngest_runnable())
-
-    def _admissible(self, ledger: Ledger) -> list[Request]:
-        """Those of the waiting, in order, that rows and blocks are there for."""
-        rows, tables = ledger.rows, ledger.tables
-        if not ledger.waiting or not rows.num_free:
-            return []
-        running = np.flatnonzero(rows.runnable)
-        owed = tables.missing(running, rows.known[running]).sum()
-        spare = ledger.allocator.num_free - int(owed) - rows.num_live
-        admissible: list[Request] = []
-        for request in ledger.waiting:
-            spare -= tables.blocks_for(len(request.tokens))
-            alone = rows.num_live == 0 and not admissible
-            if request.unanswered or len(admissible) == rows.num_free:
-                break
-            if spare < 0 and not alone:
-                break
-            admissible.append(request)
-            spare -= 1
-        return admissible
+    def due(self, ledger: Ledger, now: float) -> float | None:
+        """After a decision to run nothing: seconds until the next may be another one though
+        nothing has come; None if it will not be."""
+        ...
 
 
 def share_out(gaps: list[int], budget: int) -> list[int]:
@@ -110,15 +56,3 @@ def share_out(gaps: list[int], budget: int) -> list[int]:
         shares[i] += more
         budget -= more
     return shares
-
-
-def _running(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """The rows that may run: those one token behind, and prompts by arrival."""
-    running = np.flatnonzero(rows.runnable)
-    behind = rows.known[running] - rows.computed[running]
-    prompts = running[behind > 1]
-    return running[behind == 1], prompts[np.argsort(rows.order[prompts])]
-
-
-def _gaps(rows: Rows, of: np.ndarray) -> list[int]:
-    return [int(gap) for gap in rows.known[of] - rows.computed[of]]

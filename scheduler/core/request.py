@@ -6,9 +6,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler.core.front_end import RequestUsage, Submission
+from scheduler.core.front_end import FinishReason, RequestUsage, Submission
 
 NO_ROW = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a request ended well. `output_tokens`: where text ended it, after how many."""
+
+    reason: FinishReason
+    stop_token: int | None = None  # the token that stopped it, if one did
+    output_tokens: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -18,7 +27,8 @@ class Request:
     It waits (no row), runs (a row), is *finishing* (a row, and its certain last
     token is in flight: `Rows.finishing`), or has ended. While it has a row, its
     tokens and counts are that row's columns in `Rows`; `tokens` is then as old as
-    its admission.
+    its admission. In a static batch its row may be *held* (`Rows.held`): its output is
+    complete in `tokens`, and it has ended or has a verdict.
     """
 
     submission: Submission
@@ -28,6 +38,7 @@ class Request:
     tokens: np.ndarray  # int32 [n]: prompt, then output so far
     row: int = NO_ROW
     ended: bool = False
+    verdict: Verdict | None = None  # of one that ends with its batch, and waits for that
     # Tokens in flight for a row that was taken away. Until they are answered the
     # request is not admitted again.
     unanswered: int = 0
@@ -50,7 +61,8 @@ class Request:
         return self.submission.request_id
 
     def usage(self, now: float, output_tokens: int | None = None) -> RequestUsage:
-        """Of a request without a row. `output_tokens` counts where text ended it earlier."""
+        """Of a request whose tokens are its own: without a row, or held. `output_tokens`
+        counts where text ended it earlier."""
         arrival, first = self.submission.arrival, self.first_token_at
         made = len(self.tokens) - self.prompt_len
         return RequestUsage(

@@ -16,11 +16,15 @@ class Rows:
     computed  tokens in the pool once every step sent has run
     accepted  tokens whose value is known: `tokens[row, :accepted]`
     limit     most tokens
+    reserved  tokens that the row's table holds blocks for from its first step on; 0 if it
+              grows as they are computed
+    held      the request's output is complete and the row runs on: see Hold
     last_token_at  time.monotonic() of the last token accepted
 
     Always accepted <= known <= limit and computed < known for a row that may be
     planned: each step closes part of the gap known - computed, and a step that
-    closes it samples one more token.
+    closes it samples one more token. A row that is planned at its limit computes its last
+    slot again, samples the same token again, and no count moves.
     """
 
     def __init__(self, max_rows: int, max_tokens: int) -> None:
@@ -34,6 +38,8 @@ class Rows:
         self.computed = np.zeros(max_rows, np.int64)
         self.accepted = np.zeros(max_rows, np.int64)
         self.limit = np.zeros(max_rows, np.int64)
+        self.reserved = np.zeros(max_rows, np.int64)
+        self.held = np.zeros(max_rows, bool)
         # Rises when a row changes hands: a result belongs to the request that had
         # the row when the step was planned.
         self.generation = np.zeros(max_rows, np.int64)
@@ -53,12 +59,12 @@ class Rows:
     @property
     def finishing(self) -> np.ndarray:
         """Rows whose certain last token (length) is in flight: bool [max_rows]."""
-        return self.live & (self.known >= self.limit)
+        return self.live & ~self.held & (self.known >= self.limit)
 
     @property
     def runnable(self) -> np.ndarray:
-        """Rows that the next step may compute tokens of: bool [max_rows]."""
-        return self.live & (self.known < self.limit)
+        """Rows that lack tokens which the next step may compute: bool [max_rows]."""
+        return self.live & ~self.held & (self.known < self.limit)
 
     def take(self, request: Request) -> int:
         """Gives the request a row, with none of its tokens computed."""
@@ -73,22 +79,34 @@ class Rows:
         self.known[row] = self.accepted[row] = count
         self.computed[row] = 0
         self.limit[row] = request.limit
+        self.reserved[row] = 0
         self.last_token_at[row] = request.last_token_at
         self.tokens[row, :count] = request.tokens
         self._set_stop_ids(row, request.stop_ids)
         return row
 
+    def hold(self, row: int) -> None:
+        """Gives the request its tokens: later ones are nobody's."""
+        if not self.held[row]:
+            self._give_back_tokens(row)
+            self.held[row] = True
+
     def drop(self, row: int) -> Request:
         """Takes the row from its request, which gets its tokens back."""
+        if not self.held[row]:
+            self._give_back_tokens(row)
         request: Request = self.request[row]
-        request.tokens = self.tokens[row, : self.accepted[row]].copy()
-        request.last_token_at = float(self.last_token_at[row])
         request.row = NO_ROW
         self.request[row] = None
-        self.live[row] = False
+        self.live[row] = self.held[row] = False
         self.generation[row] += 1
         self._free.append(row)
         return request
+
+    def _give_back_tokens(self, row: int) -> None:
+        request: Request = self.request[row]
+        request.tokens = self.tokens[row, : self.accepted[row]].copy()
+        request.last_token_at = float(self.last_token_at[row])
 
     def _set_stop_ids(self, row: int, ids: np.ndarray) -> None:
         if len(ids) > self.stop_ids.shape[1]:

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "protos")}
+STATIC = ("--policy", "static")
 WITHOUT_WORKER = ("-m", "scheduler", "--worker", "127.0.0.1:1")
 
 
@@ -186,6 +187,9 @@ def test_a_port_in_use_is_an_error_with_a_status(start, model):
         (["--no-tokenizer", "--worker", "10.0.0.1:1"], 1, "cannot start: --worker 10.0.0.1:1"),
         (["--no-tokenizer", "--max-queue", "-1"], 1, "cannot start: max_queue is -1"),
         (["--no-tokenizer", "--drain-timeout", "nan"], 1, "cannot start: --drain-timeout nan"),
+        (["--no-tokenizer", "--static-batch", "8"], 2, "need --policy static"),
+        (["--no-tokenizer", *STATIC, "--static-batch", "0"], 1, "static_batch is 0, must be at"),
+        (["--no-tokenizer", *STATIC, "--static-wait", "nan"], 1, "static_wait is nan, must be"),
     ],
 )
 def test_wrong_flags_are_an_error_that_says_what_to_do(start, flags, status, message):

@@ -124,9 +124,10 @@ class FakeWorker:
         for i, row in enumerate(plan.rows.tolist()):
             length, context = int(plan.query_lens[i]), int(plan.context_lens[i])
             state = self.rows[row]
-            assert context - length == state.in_pool
+            rewrites = (context, length) == (state.in_pool, 1)
+            assert rewrites or context - length == state.in_pool
             for position, slot in zip(
-                range(state.in_pool, context),
+                range(context - length, context),
                 plan.slot_mapping[start : start + length].tolist(),
                 strict=True,
             ):
@@ -137,9 +138,11 @@ class FakeWorker:
             start += length
             state.in_pool = context
             if plan.samples[i]:
-                assert context == len(state.tokens)
+                assert context == len(state.tokens) - rewrites
                 token = self._sample(row)
-                state.tokens.append(token)
+                # A rewrite samples the same token once more.
+                assert state.tokens[context:] == [token] * rewrites
+                state.tokens[context:] = [token]
                 tokens.append(token)
                 bad.append(self.names[row] in self.non_finite)
             else:
@@ -153,7 +156,7 @@ class FakeWorker:
         prefix = self.slots[self._slot(state, state.in_pool - 1)]
         if name in self.script:
             prompt_len = self.prompt_lens[name]
-            return self.script[name][len(state.tokens) - prompt_len]
+            return self.script[name][state.in_pool - prompt_len]
         return next_token(list(prefix), state.seed)
 
     def _slot(self, state: FakeRow, position: int) -> int:

@@ -18,6 +18,7 @@ from scheduler.core.front_end import (
     Snapshot,
     Submission,
 )
+from scheduler.core.policy import Policy
 from tests.scheduler.core.fake_worker import FakeWorker
 
 
@@ -45,7 +46,12 @@ class Collector:
 
 class Harness:
     def __init__(
-        self, worker: FakeWorker | None = None, *, connect: bool = True, **config: int
+        self,
+        worker: FakeWorker | None = None,
+        *,
+        connect: bool = True,
+        policy: Policy | None = None,
+        **config: int,
     ) -> None:
         self.worker = worker or FakeWorker()
         self.front_end = Collector()
@@ -54,6 +60,7 @@ class Harness:
             EngineConfig(audit=True, **config),
             self.worker,
             self.front_end,
+            policy,
             clock=lambda: self.now,
         )
         self.worker.start(self.engine)

@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 from scheduler.core.audit import AuditError, check
+from scheduler.core.front_end import FinishReason
+from scheduler.core.hold import Hold
 from scheduler.core.ledger import Ledger
+from scheduler.core.request import Verdict
+from scheduler.core.static_batching import StaticBatching
 from scheduler.core.window import Window
 from tests.scheduler.core.fake_worker import FakeWorker
 from tests.scheduler.core.harness import Harness
@@ -153,8 +157,100 @@ RULES = {
 }
 
 
-def test_books_in_order_pass() -> None:
-    check(*busy())
+def static(return_together: bool = False) -> tuple[Ledger, Window]:
+    """A batch of a row that runs and one that is held, both in steps in flight."""
+    policy = StaticBatching(return_together=return_together)
+    harness = Harness(FakeWorker(), policy=policy, pipeline_depth=3)
+    harness.submit([1] * 6, 20)
+    harness.submit([2] * 6, 2)
+    for _ in range(5):
+        harness.step()
+    assert harness.books.rows.held.tolist()[:2] == [False, True]
+    assert harness.engine.worker is not None
+    return harness.books, harness.engine.worker.window
+
+
+def with_its_batch() -> tuple[Ledger, Window]:
+    return static(return_together=True)
+
+
+def a_reservation_is_forgotten(ledger: Ledger, window: Window) -> None:
+    ledger.rows.reserved[0] = 0
+
+
+def a_reservation_passes_the_limit(ledger: Ledger, window: Window) -> None:
+    ledger.rows.reserved[0] += 1
+
+
+def a_held_row_is_let_go(ledger: Ledger, window: Window) -> None:
+    ledger.rows.held[1] = False
+
+
+def a_running_row_is_held(ledger: Ledger, window: Window) -> None:
+    ledger.rows.held[0] = True
+
+
+def the_policy_holds_nothing(ledger: Ledger, window: Window) -> None:
+    ledger.hold = Hold.NOTHING
+
+
+def a_held_row_is_not_live(ledger: Ledger, window: Window) -> None:
+    ledger.rows.held[5] = True
+
+
+def nobody_runs(ledger: Ledger, window: Window) -> None:
+    ledger.end(ledger.rows.request[0])
+
+
+def an_end_held_back_is_forgotten(ledger: Ledger, window: Window) -> None:
+    ledger.rows.request[1].verdict = None
+
+
+def a_running_request_has_a_verdict(ledger: Ledger, window: Window) -> None:
+    ledger.rows.request[0].verdict = Verdict(FinishReason.LENGTH)
+
+
+def a_held_request_has_ended(ledger: Ledger, window: Window) -> None:
+    ledger.end(ledger.rows.request[1], keep_row=True)
+
+
+def a_row_short_of_its_limit_is_rewritten(ledger: Ledger, window: Window) -> None:
+    window.steps[-1].rewrites[:] = True
+
+
+def a_rewrite_counts_as_a_token(ledger: Ledger, window: Window) -> None:
+    window.steps[-1].rewrites[:] = False
+
+
+HELD_RULES = {
+    static: {
+        "a table holds the blocks": [a_reservation_is_forgotten, a_reservation_passes_the_limit],
+        "a row has at most one request": [a_held_row_is_let_go],
+        "a row is held from": [
+            a_running_row_is_held,
+            the_policy_holds_nothing,
+            a_held_row_is_not_live,
+            nobody_runs,
+        ],
+        "a token that is known": [
+            a_row_short_of_its_limit_is_rewritten,
+            a_rewrite_counts_as_a_token,
+        ],
+    },
+    with_its_batch: {
+        "a row is held from": [
+            an_end_held_back_is_forgotten,
+            a_running_request_has_a_verdict,
+            a_held_request_has_ended,
+            a_held_row_is_let_go,
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize("books", [busy, static, with_its_batch])
+def test_books_in_order_pass(books: Callable[[], tuple[Ledger, Window]]) -> None:
+    check(*books())
 
 
 @pytest.mark.parametrize(
@@ -162,6 +258,26 @@ def test_books_in_order_pass() -> None:
 )
 def test_the_rule_fires(rule: str, corrupt: Callable[[Ledger, Window], None]) -> None:
     ledger, window = busy()
+    corrupt(ledger, window)
+    with pytest.raises(AuditError, match=rule):
+        check(ledger, window)
+
+
+@pytest.mark.parametrize(
+    ("books", "rule", "corrupt"),
+    [
+        (books, rule, corrupt)
+        for books, rules in HELD_RULES.items()
+        for rule, some in rules.items()
+        for corrupt in some
+    ],
+)
+def test_the_rule_fires_in_a_static_batch(
+    books: Callable[[], tuple[Ledger, Window]],
+    rule: str,
+    corrupt: Callable[[Ledger, Window], None],
+) -> None:
+    ledger, window = books()
     corrupt(ledger, window)
     with pytest.raises(AuditError, match=rule):
         check(ledger, window)
