@@ -37,12 +37,15 @@ def compare_main(args: argparse.Namespace) -> int:
     else:
         print_comparison(comparison, (str(args.a), str(args.b)), Console())
     if args.out:
-        write_compare_report(runs, comparison, args.out)
+        write_compare_report(runs, (args.a.name, args.b.name), comparison, args.out)
     return 0
 
 
-def write_compare_report(runs: tuple[Run, Run], comparison: Comparison, folder: Path) -> None:
-    """compare.json, compare.csv and latencies.png. Makes the folder. Raises OSError."""
+def write_compare_report(
+    runs: tuple[Run, Run], names: tuple[str, str], comparison: Comparison, folder: Path
+) -> None:
+    """compare.json, compare.csv and latencies.png, on which the runs are A and B with
+    `names`. Makes the folder. Raises OSError."""
     # matplotlib takes half a second to load, which the terminal need not wait for.
     from deploy.loadtest.plots.latencies import plot_latencies
 
@@ -50,9 +53,12 @@ def write_compare_report(runs: tuple[Run, Run], comparison: Comparison, folder: 
     (folder / "compare.json").write_text(json.dumps(comparison.to_json(), indent=1) + "\n")
     write_comparison(comparison, folder / "compare.csv")
     plot_latencies(
-        list(zip("AB", runs, strict=True)),
+        [("A: ", runs[0]), ("B: ", runs[1])],
         comparison.a.limits,
-        "; ".join(f"{n}: {one_line(run.settings)}" for n, run in zip("AB", runs, strict=True)),
+        "\n".join(
+            f"{letter}: {name}, {one_line(run.settings)}"
+            for letter, name, run in zip("AB", names, runs, strict=True)
+        ),
         _void(comparison),
         folder / "latencies.png",
     )
@@ -60,4 +66,4 @@ def write_compare_report(runs: tuple[Run, Run], comparison: Comparison, folder: 
 
 def _void(comparison: Comparison) -> str | None:
     pairs = zip("AB", (comparison.a, comparison.b), strict=True)
-    return "; ".join(f"{name}: {run.lag.void_reason}" for name, run in pairs if run.void) or None
+    return " and ".join(f"run {name}" for name, run in pairs if run.void) or None

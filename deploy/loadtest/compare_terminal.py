@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from deploy.loadtest.compare import Comparison, Line
@@ -32,6 +31,7 @@ def _sections(comparison: Comparison, names: tuple[str, str]) -> Iterator[Render
         if run.void:
             yield void_panel(f"{letter}: {run.lag.void_reason}")
     yield from _settings(comparison)
+    yield Text()
     yield _figures(_LATENCY_TITLE, comparison.latencies)
     yield _figures("Served; more is better", comparison.served)
     yield _figures("Lost requests; less is better", comparison.lost)
@@ -56,7 +56,7 @@ def _figures(title: str, figures: Sequence[Line]) -> RenderableType:
     for line in figures:
         ratio = NONE if line.ratio is None else f"{line.ratio:.3f}"
         made.add_row(line.title, _value(line, line.a), _value(line, line.b), ratio)
-    return Padding(made, (1, 0, 0, 0))
+    return made
 
 
 def _value(line: Line, value: float | None) -> str:

@@ -32,10 +32,11 @@ def settings_lines(settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def one_line(settings: dict[str, Any]) -> str:
     """What a plot says of its run."""
-    named = [
-        describe(settings[name]) for name in ("target", "arrivals", "content") if name in settings
-    ]
-    return ", ".join([*named, f"seed {settings.get('seed', '?')}"])
+    seed = {"seed": f"seed {settings.get('seed', '?')}"}
+    named = settings | seed
+    return ", ".join(
+        describe(named[x]) for x in ("target", "arrivals", "seed", "content") if x in named
+    )
 
 
 def describe(value: Any) -> str:

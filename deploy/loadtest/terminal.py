@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 
 from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -30,14 +29,18 @@ def _sections(summary: Summary) -> Iterator[RenderableType]:
     yield lines(settings_lines(summary.settings))
     if summary.void:
         yield void_panel(str(summary.lag.void_reason))
+    yield Text()
     yield _latencies(summary.whole)
     yield lines(_facts(summary))
     if summary.stages:
         rows = [(stage_name(stage), figures) for stage, figures in summary.stages]
+        yield Text()
         yield _side_by_side("By stage", "offered", rows)
     if summary.groups:
+        yield Text()
         yield _side_by_side("By part of the mix", "part", summary.groups.items())
-    yield Text()
+    if not (summary.stages or summary.groups):
+        yield Text()
     for note in notes(summary):
         yield hanging("-", note)
 
@@ -84,7 +87,7 @@ def _latencies(figures: Figures) -> RenderableType:
         spread = getattr(figures.latency_seconds, name)
         values = (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)
         made.add_row(title, f"{spread.n:,}", *(milliseconds(value) for value in values))
-    return Padding(made, (1, 0, 0, 0))
+    return made
 
 
 def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
@@ -161,4 +164,4 @@ def _side_by_side(title: str, first: str, rows: Iterable[tuple[str, Figures]]) -
             ),
             percent(figures.goodput.share if figures.goodput else None),
         )
-    return Padding(made, (1, 0, 0, 0))
+    return made

@@ -48,22 +48,16 @@ def _draw(
     unit: str,
     limit: float | None,
 ) -> None:
-    if not any(values.size for _, values in curves):
+    styled = [(*curve, *style) for curve, style in zip(curves, SERIES, strict=False)]
+    drawn = sorted((s for s in styled if s[1].size), key=lambda s: float(np.median(s[1])))
+    if not drawn:
         no_data(axes, "no samples")
         return
-    leftmost = min(float(np.median(values)) for _, values in curves if values.size)
-    for (name, values), (colour, dashes) in zip(curves, SERIES, strict=False):
-        if values.size:
-            at = np.maximum(1000 * np.percentile(values, _SHARES), _LEAST)
-            axes.plot(
-                at,
-                _SHARES,
-                color=colour,
-                linestyle=dashes,
-                label=f"{name} n = {values.size:,}".strip(),
-            )
-            at_left = len(curves) > 1 and np.median(values) == leftmost
-            _mark(axes, values, colour, at_left)
+    for order, (name, values, colour, dashes) in enumerate(drawn):
+        at = np.maximum(1000 * np.percentile(values, _SHARES), _LEAST)
+        label = f"{name}n = {values.size:,}"
+        axes.plot(at, _SHARES, color=colour, linestyle=dashes, label=label)
+        _mark(axes, values, colour, at_left=len(drawn) > 1 and order == 0)
     if limit is not None:
         axes.axvline(limit, color=GREY, linestyle=":", label=f"limit {limit:g} ms")
     axes.margins(x=0.16)  # room for the percentiles' labels
@@ -72,7 +66,12 @@ def _draw(
     axes.set_ylabel(f"{unit} at most so long (%)")
     axes.set_ylim(0, 104)
     axes.set_yticks([0, 25, 50, 75, 90, 99])
-    axes.legend(loc="lower right", fontsize=9)
+    handles, labels = axes.get_legend_handles_labels()
+    by_name = sorted(zip(labels, handles, strict=True), key=lambda pair: pair[0])
+    axes.legend(
+        [handle for _, handle in by_name], [label for label, _ in by_name],
+        loc="lower right", fontsize=9,
+    )  # fmt: skip
 
 
 def _mark(axes: Axes, values: NDArray[np.float64], colour: str, at_left: bool) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from deploy.loadtest.measures import Outcome
-from deploy.loadtest.plots.stages import mark_stages
+from deploy.loadtest.plots.stages import mark_stages, title_pad
 from deploy.loadtest.plots.style import BLUE, GREEN, GREY, RED, picture, plain_log, thousands
 from deploy.loadtest.requests import Request, Requests
 from deploy.loadtest.timeline import Run
@@ -20,14 +20,14 @@ def plot_over_time(run: Run, subtitle: str, void: str | None, path: Path) -> Non
     requests = Requests.of(run)
     question = "Did it stay the same over the run?"
     with picture(path, question, subtitle, void, 2, size=(10.5, 7), share_x=True) as (top, bottom):
-        _draw_first_tokens(top, requests.traffic)
+        _draw_first_tokens(top, requests.traffic, run)
         _draw_throughput(bottom, requests.traffic, run)
         bottom.set_xlabel("seconds since the run's start (shaded: not measured)")
         mark_stages(top, run, names=True)
         mark_stages(bottom, run, names=False)
 
 
-def _draw_first_tokens(axes: Axes, requests: tuple[Request, ...]) -> None:
+def _draw_first_tokens(axes: Axes, requests: tuple[Request, ...], run: Run) -> None:
     """A dot for each request, at its planned time; those without a token in a strip at
     the lower edge, by outcome."""
     with_token = [r for r in requests if r.measures.first_token is not None and r.judged]
@@ -52,7 +52,7 @@ def _draw_first_tokens(axes: Axes, requests: tuple[Request, ...]) -> None:
         # Room for the strips below the quickest.
         low, high = min(waits), max(waits)
         axes.set_ylim(low / (high / low * 1.5) ** 0.2 / 1.1, high * 1.5)
-    axes.set_title("Time to first token, a dot for each request", pad=18)
+    axes.set_title("Time to first token, a dot for each request", pad=title_pad(run))
     axes.set_ylabel("milliseconds (logarithmic)")
     axes.legend(loc="upper left", ncols=3, fontsize=9)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from deploy.loadtest.plots.stages import mark_stages
+from deploy.loadtest.plots.stages import mark_stages, title_pad
 from deploy.loadtest.plots.style import BLUE, GREEN, ORANGE, picture
 from deploy.loadtest.server_load import pool_used
 from deploy.loadtest.timeline import Run
@@ -36,7 +36,7 @@ def _draw_requests(axes: Axes, run: Run, times: np.ndarray) -> None:
     axes.fill_between(times, running, step="post", color=BLUE, alpha=0.15, linewidth=0)
     axes.step(times, running, where="post", color=BLUE, label="running")
     axes.step(times, waiting, where="post", color=ORANGE, linestyle=(0, (4, 1)), label="waiting")
-    axes.set_title("Requests", pad=18)
+    axes.set_title("Requests", pad=title_pad(run))
     axes.set_ylabel("requests")
     axes.set_ylim(0, 1.08 * max(1, *running, *waiting))
     axes.legend(loc="upper left", ncols=2)

@@ -9,6 +9,11 @@ from deploy.loadtest.stage_text import stage_name
 from deploy.loadtest.timeline import Run
 
 
+def title_pad(run: Run) -> float:
+    """Points between an axes' title and the axes, with room for the stages' names."""
+    return 18.0 if len(run.stages) > 1 else 6.0
+
+
 def mark_stages(axes: Axes, run: Run, names: bool) -> None:
     """Shades what is outside of the measuring window, and draws the borders of a ramp's
     stages, with their loads above if `names`. Fixes the axis to the run's length."""

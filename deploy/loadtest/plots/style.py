@@ -33,10 +33,13 @@ _STYLE: dict[Any, Any] = {
     "legend.edgecolor": "none",
     "legend.framealpha": 0.85,
     "lines.linewidth": 1.8,
+    # Labels of minor ticks in one line with those of major ones, whose ticks are longer.
+    "xtick.minor.pad": 5.0,
+    "ytick.minor.pad": 5.0,
 }
 _DPI = 120
 _HEADER_INCHES, _BANNER_INCHES = 0.85, 0.3
-_SUBTITLE_WIDTH = 120
+_SUBTITLE_WIDTH = 145
 
 
 @contextmanager
@@ -51,7 +54,8 @@ def picture(
     share_x: bool = False,
 ) -> Iterator[list[Axes]]:
     """Axes to draw on, row by row; saves the picture afterwards. `question` is what the
-    picture answers. `void`: why the run does not count, written across it."""
+    picture answers, `subtitle` of what, in one line or two. `void`: why the run does not
+    count, written across it."""
     with matplotlib.rc_context(_STYLE):
         header = (_HEADER_INCHES + (_BANNER_INCHES if void else 0)) / size[1]
         layout = ConstrainedLayoutEngine(rect=(0, 0, 1, 1 - header))
@@ -73,7 +77,7 @@ def plain_log(axes: Axes, which: str) -> None:
     axis.set_major_formatter(FuncFormatter(_plain))
     low, high = getattr(axes, f"get_{which}lim")()
     # Over more than a decade, labels but at 2 and 5 times a power of ten would overlap.
-    labelled = "25" if high > 10 * low else "123456789"
+    labelled = "25" if high > 10 * low else "123457"
     axis.set_minor_formatter(FuncFormatter(lambda value, _: _minor_label(value, labelled)))
 
 
@@ -99,12 +103,21 @@ def no_data(axes: Axes, reason: str) -> None:
     axes.set_yticks([])
 
 
+def _two_lines(text: str) -> str:
+    """One line in two if need be; of several, the first two, cut."""
+    several = text.splitlines()
+    if len(several) > 1:
+        cut = [textwrap.shorten(line, _SUBTITLE_WIDTH, placeholder=" …") for line in several]
+    else:
+        cut = textwrap.wrap(text, _SUBTITLE_WIDTH)
+    return "\n".join(cut[:2])
+
+
 def _write_header(figure: Figure, question: str, subtitle: str, void: str | None) -> None:
     height = figure.get_figheight()
-    wrapped = "\n".join(textwrap.wrap(subtitle, _SUBTITLE_WIDTH)[:2])
     top = 1 - 0.12 / height
     figure.text(0.012, top, question, fontsize=15, weight="bold", va="top")
-    figure.text(0.012, top - 0.33 / height, wrapped, fontsize=9, color=GREY, va="top")
+    figure.text(0.012, top - 0.33 / height, _two_lines(subtitle), fontsize=9, color=GREY, va="top")
     if void:
         figure.text(
             0.012, 1 - _HEADER_INCHES / height, f"VOID: {void}", fontsize=10.5, weight="bold",
