@@ -29,8 +29,6 @@ from scheduler.core.front_end import EnginePort, EngineStatus, EventBatch, Front
 log = logging.getLogger(__name__)
 
 OPTIONS: tuple[tuple[str, int], ...] = (
-    # A second server on a port in use must fail, not share it silently.
-    ("grpc.so_reuseport", 0),
     # A prompt of several megabytes is refused by the checks, with a reason; 16 MiB is
     # what one message may cost in memory.
     ("grpc.max_receive_message_length", 16 << 20),
@@ -56,7 +54,8 @@ _LAST_SPANS_SECONDS = 0.4
 class ServerConfig:
     """`drain_timeout` and `max_request_seconds` are in seconds. `max_queue` is the engine's
     limit, by which calls are refused before their prompts are encoded. `log_text`: the
-    lines in the log about calls have their prompts and outputs."""
+    lines in the log about calls have their prompts and outputs. `share_port`: whoever
+    started this process holds the port, for it to be shared with others of his."""
 
     listen: str
     insecure: bool = False
@@ -64,6 +63,7 @@ class ServerConfig:
     max_request_seconds: float = 3600.0
     max_queue: int | None = None
     log_text: bool = False
+    share_port: bool = False
 
     def __post_init__(self) -> None:
         check_address("--listen", self.listen, self.insecure)
@@ -103,7 +103,9 @@ class ApiServer:
             model, self._engine, config.max_request_seconds, config.max_queue, records
         )
         self._health = HealthService(self._engine)
-        self._server = grpc.aio.server(options=OPTIONS)
+        # Unless told to, a server on a port in use must fail, not share it silently.
+        share_port = ("grpc.so_reuseport", int(config.share_port))
+        self._server = grpc.aio.server(options=(*OPTIONS, share_port))
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
@@ -145,9 +147,12 @@ class ApiServer:
         self._keep_fresh = asyncio.create_task(self._health.keep_fresh())
         log.info("listening on %s", self.address)
 
-    async def drain(self) -> None:
-        """Refuses new calls and lets running ones finish within the drain timeout."""
-        deadline = time.monotonic() + self._config.drain_timeout
+    async def drain(self, timeout: float | None = None) -> None:
+        """Refuses new calls and lets running ones finish within `timeout` seconds, by default
+        the drain timeout."""
+        if timeout is None:
+            timeout = self._config.drain_timeout
+        deadline = time.monotonic() + timeout
         self._health.start_draining()
         self._service.start_draining()
         self._engine.drain(deadline)
