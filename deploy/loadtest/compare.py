@@ -8,7 +8,7 @@ from typing import Any
 
 from deploy.loadtest.figures import Figures
 from deploy.loadtest.latencies import TITLES
-from deploy.loadtest.settings_text import flatten
+from deploy.loadtest.settings_text import comparable, flatten
 from deploy.loadtest.summary import Summary
 
 FORMAT = "nanoserve-loadtest-comparison-1"
@@ -48,7 +48,10 @@ class Comparison:
     @property
     def served(self) -> tuple[Line, ...]:
         """More is better."""
-        return tuple(_served_lines(self.a.whole, self.b.whole))
+        lines = tuple(_served_lines(self.a.whole, self.b.whole))
+        if self.a.knee is None and self.b.knee is None:
+            return lines
+        return (*lines, Line("knee", "knee, requests/s", "1/s", self.a.knee, self.b.knee))
 
     @property
     def lost(self) -> tuple[Line, ...]:
@@ -62,7 +65,7 @@ class Comparison:
     @property
     def different_settings(self) -> dict[str, tuple[Any, Any]]:
         """By dotted name, the values of a and b; None where a run has no such setting."""
-        a, b = flatten(self.a.settings), flatten(self.b.settings)
+        a, b = (flatten(comparable(run.settings)) for run in (self.a, self.b))
         names = dict.fromkeys([*a, *b])
         return {n: (a.get(n), b.get(n)) for n in names if a.get(n) != b.get(n)}
 

@@ -8,6 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from deploy.loadtest.compare import Comparison, Line
+from deploy.loadtest.notes import STAGES_ARE_MIXED
 from deploy.loadtest.numbers import NONE, milliseconds, number, percent
 from deploy.loadtest.settings_text import describe
 from deploy.loadtest.terminal import hanging, lines, table, void_panel
@@ -35,6 +36,8 @@ def _sections(comparison: Comparison, names: tuple[str, str]) -> Iterator[Render
     yield _figures(_LATENCY_TITLE, comparison.latencies)
     yield _figures("Served; more is better", comparison.served)
     yield _figures("Lost requests; less is better", comparison.lost)
+    if comparison.a.stages or comparison.b.stages:
+        yield hanging("-", STAGES_ARE_MIXED)
     yield hanging("-", "A run for each is no proof: repeat both, in turn, before a close call.")
 
 

@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from deploy.loadtest.numbers import count, milliseconds
 from deploy.loadtest.summary import Summary
 
+STAGES_ARE_MIXED = (
+    "Latencies and rates over all stages mix their loads: read a ramp's stages one by one."
+)
+
 
 def notes(summary: Summary) -> list[str]:
     """What is left out, what is uncertain and what looks wrong; the last comes first."""
@@ -43,7 +47,7 @@ def _limits(summary: Summary) -> Iterator[str]:
     if summary.usage.untold:
         yield (f"{summary.usage.untold:,} requests ended without a usage to check the ids against.")
     if summary.stages:
-        yield "Latencies over all stages mix their rates; the table by stage is what to read."
+        yield STAGES_ARE_MIXED
 
 
 def _left_out(summary: Summary) -> Iterator[str]:

@@ -5,7 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-_LINES = ("target", "arrivals", "content", "machine")
+_LINES = ("target", "arrivals", "content", "server", "machine")
+# Of a server's status, what it is; the rest is how it fared up to then.
+_SERVER = (
+    "model",
+    "max_model_len",
+    "vocab_size",
+    "max_rows",
+    "block_size",
+    "usable_blocks",
+    "worker_device",
+)
+
+
+def comparable(settings: dict[str, Any]) -> dict[str, Any]:
+    """Without what differs between any two runs."""
+    kept = dict(settings)
+    if server := settings.get("server"):
+        kept["server"] = {name: server[name] for name in _SERVER if name in server}
+    if machine := settings.get("machine"):
+        kept["machine"] = {name: value for name, value in machine.items() if name != "date"}
+    return kept
 
 
 def flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -22,8 +42,9 @@ def flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def settings_lines(settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Names and values for a table: what matters most in lines of its own, the rest in
     one. What is off or unset is not named; the seed always is."""
+    settings = comparable(settings)
     for name in _LINES:
-        if name in settings:
+        if settings.get(name):
             yield name, describe(settings[name])
     rest = {k: v for k, v in settings.items() if k not in (*_LINES, "goodput", "seed")}
     seed = f"seed {settings['seed']}" if "seed" in settings else ""

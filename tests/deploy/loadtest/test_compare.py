@@ -54,6 +54,18 @@ def test_settings_that_differ_are_named_with_both_values() -> None:
     assert Comparison(a, a).different_settings == {}
 
 
+def test_what_differs_between_any_two_runs_is_no_difference() -> None:
+    def settings(steps: int, model: str, date: str) -> dict:
+        server = {"model": model, "steps": steps, "uptime_seconds": steps / 9}
+        return {"server": server, "machine": {"date": date, "cores": 2}}
+
+    first = summary_of(QUICK, settings=settings(1, "a", "2026-01-02"))
+    same = summary_of(QUICK, settings=settings(7, "a", "2026-01-03"))
+    other = summary_of(QUICK, settings=settings(7, "b", "2026-01-03"))
+    assert Comparison(first, same).different_settings == {}
+    assert Comparison(first, other).different_settings == {"server.model": ("a", "b")}
+
+
 def test_a_comparison_with_a_void_run_is_void() -> None:
     late = summary_of(timeline((100, 1), end=121, planned=0, sent=9))
     assert not Comparison(summary_of(QUICK), summary_of(QUICK)).to_json()["void"]
