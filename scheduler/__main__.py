@@ -8,6 +8,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from scheduler.start_error import StartError
+
 
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
@@ -45,6 +47,16 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         help="HOST:PORT (port 0: any free one, see the log) or unix:PATH",
     )
     group.add_argument(
+        "--frontends",
+        metavar="N",
+        type=int,
+        default=0,
+        help="processes that share the port and do the text work of clients; 0: none, it is done "
+        "in the engine's process; more than 1 need HOST:PORT, and clients with several channels",
+    )
+    # One of those processes: the file descriptor of its socket to the engine, and its number.
+    group.add_argument("--front-end", type=_front_end, help=argparse.SUPPRESS)
+    group.add_argument(
         "--insecure",
         action="store_true",
         help="allow addresses beyond this machine, without encryption",
@@ -69,6 +81,11 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         default="info",
         help="on stderr",
     )
+
+
+def _front_end(text: str) -> tuple[int, int]:
+    descriptor, _, number = text.partition(":")
+    return int(descriptor), int(number)
 
 
 def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
@@ -145,14 +162,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    # After the flags, so that --help and a wrong flag need no libraries.
-    from scheduler.run import StartError, run
-
     try:
-        run(flags)
+        return _run(flags, sys.argv[1:] if arguments is None else arguments)
     except StartError as error:
         logging.getLogger("scheduler").error("cannot start: %s", error)
         return 1
+
+
+def _run(flags: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """The exit status. Raises StartError."""
+    # After the flags, so that --help and a wrong flag need no libraries.
+    if flags.front_end:
+        from scheduler.run_apart import run_front_end
+
+        return run_front_end(flags)
+    if flags.frontends:
+        from scheduler.run_apart import run_apart
+
+        run_apart(flags, arguments)
+    else:
+        from scheduler.run import run
+
+        run(flags)
     return 0
 
 

@@ -6,7 +6,8 @@ import argparse
 import asyncio
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from scheduler.api.address import AddressError, check_address
 from scheduler.api.model_folder import ModelFolder, ModelFolderError
@@ -16,14 +17,12 @@ from scheduler.api.tokenizer import Tokenizer
 from scheduler.core.config import EngineConfig
 from scheduler.core.continuous_batching import ContinuousBatching
 from scheduler.core.engine import Engine
+from scheduler.core.front_end import FrontEnd
 from scheduler.core.policy import Policy
 from scheduler.core.static_batching import StaticBatching
 from scheduler.core.worker_link import WorkerLink
 from scheduler.link.link import GrpcWorkerLink
-
-
-class StartError(Exception):
-    """The scheduler cannot start; the message says why and what to do."""
+from scheduler.start_error import StartError
 
 
 def run(
@@ -35,36 +34,63 @@ def run(
     `make_link` gets the flags and the fingerprint of the model that the worker must
     serve; None makes the link over gRPC.
     """
-    try:
-        server_config = ServerConfig(
-            listen=flags.listen,
-            insecure=flags.insecure,
-            drain_timeout=flags.drain_timeout,
-            max_request_seconds=flags.max_request_seconds,
-            max_queue=flags.max_queue,
-        )
-        engine_config = EngineConfig(
-            pipeline_depth=flags.pipeline_depth,
-            max_step_tokens=flags.max_step_tokens,
-            max_queue=flags.max_queue,
-            audit=flags.audit,
-        )
-        policy = _policy(flags)
-        folder = ModelFolder.read(flags.model) if flags.model else None
-        link = (make_link or _grpc_link)(flags, folder.fingerprint if folder else None)
-        model = _served_model(folder, flags.no_tokenizer)
+    with start_errors():
+        config = server_config(flags, flags.listen)
+        folder = model_folder(flags)
+        make_engine = engine_maker(flags, folder, make_link)
+        model = served_model(flags, folder)
         # What is loaded by now stays. A collection that walks it stops the engine for tens
         # of milliseconds.
         gc.freeze()
-        asyncio.run(
-            serve(
-                server_config,
-                model,
-                lambda front_end: Engine(engine_config, link, front_end, policy, on_fatal=_exit),
-            )
-        )
+        asyncio.run(serve(config, model, make_engine))
+
+
+@contextmanager
+def start_errors() -> Iterator[None]:
+    """What is wrong with the flags' values and what they name, as StartError."""
+    try:
+        yield
     except (AddressError, ModelFolderError, ValueError) as error:
         raise StartError(str(error)) from error
+
+
+def server_config(flags: argparse.Namespace, listen: str, share_port: bool = False) -> ServerConfig:
+    return ServerConfig(
+        listen=listen,
+        insecure=flags.insecure,
+        drain_timeout=flags.drain_timeout,
+        max_request_seconds=flags.max_request_seconds,
+        max_queue=flags.max_queue,
+        share_port=share_port,
+    )
+
+
+def model_folder(flags: argparse.Namespace) -> ModelFolder | None:
+    return ModelFolder.read(flags.model) if flags.model else None
+
+
+def engine_maker(
+    flags: argparse.Namespace,
+    folder: ModelFolder | None,
+    make_link: Callable[[argparse.Namespace, str | None], WorkerLink] | None = None,
+) -> Callable[[FrontEnd], Engine]:
+    """Checks all that the engine needs at once, and makes it later. `make_link`: see `run`."""
+    config = EngineConfig(
+        pipeline_depth=flags.pipeline_depth,
+        max_step_tokens=flags.max_step_tokens,
+        max_queue=flags.max_queue,
+        audit=flags.audit,
+    )
+    policy = _policy(flags)
+    link = (make_link or _grpc_link)(flags, folder.fingerprint if folder else None)
+    return lambda front_end: Engine(config, link, front_end, policy, on_fatal=_exit)
+
+
+def served_model(flags: argparse.Namespace, folder: ModelFolder | None) -> ServedModel:
+    if folder is None:
+        return ServedModel(name="", tokenizer=None, end_ids=frozenset())
+    tokenizer = None if flags.no_tokenizer else Tokenizer(folder)
+    return ServedModel(folder.name, tokenizer, folder.end_ids)
 
 
 def _policy(flags: argparse.Namespace) -> Policy:
@@ -83,10 +109,3 @@ def _exit(_: Exception) -> None:
     """A scheduler without its engine serves nobody: whoever started it must know. The
     engine has logged the error."""
     os._exit(1)
-
-
-def _served_model(folder: ModelFolder | None, no_tokenizer: bool) -> ServedModel:
-    if folder is None:
-        return ServedModel(name="", tokenizer=None, end_ids=frozenset())
-    tokenizer = None if no_tokenizer else Tokenizer(folder)
-    return ServedModel(folder.name, tokenizer, folder.end_ids)

@@ -51,12 +51,18 @@ class SharedPort:
 
 
 def _resolve(host: str) -> list[tuple[socket.AddressFamily, str]]:
-    """The addresses that gRPC would bind for `host`; one IPv6 socket stands for all of them
-    where there is IPv6."""
-    if host in _WILDCARDS:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as probe:
-            probe.bind(("::", 0))
-            return [(socket.AF_INET6, "::")]
-        return [(socket.AF_INET, "0.0.0.0")]
+    """The addresses that gRPC would bind for `host`."""
+    if host in _WILDCARDS:  # gRPC takes one socket for all addresses if there is IPv6
+        return [(socket.AF_INET6, "::") if _has_address("::") else (socket.AF_INET, "0.0.0.0")]
+    if host == "localhost":  # both to gRPC, whatever the hosts file says
+        six = [(socket.AF_INET6, "::1")] if _has_address("::1") else []
+        return [(socket.AF_INET, "127.0.0.1"), *six]
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys((family, str(name[0])) for family, _, _, _, name in found))
+
+
+def _has_address(name: str) -> bool:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as probe:
+        probe.bind((name, 0))
+        return True
+    return False
