@@ -27,6 +27,7 @@ from scheduler.core.front_end import (
     SnapshotRequest,
     Submission,
 )
+from scheduler.core.statistics import Statistics
 
 LIMITS = Limits(
     max_model_len=8192, vocab_size=49152, max_rows=64, block_size=16, usable_blocks=2048
@@ -60,6 +61,7 @@ class ScriptedEngine:
         self.log: list[Submission | Abort] = []
         self.snapshots_asked: list[SnapshotRequest] = []
         self.calls = CallTotals()
+        self.statistics = Statistics()
         self.drain_deadline: float | None = None
         self.running: dict[int, _Running] = {}
         self.frozen = threading.Event()  # set: the loop stands still
@@ -145,7 +147,9 @@ class ScriptedEngine:
             tokens = self._make_tokens(ends)
             if self.drain_deadline is not None and time.monotonic() >= self.drain_deadline:
                 for handle in list(self.running):
-                    ends.append(Failure(handle, FailureKind.UNAVAILABLE, "the drain ended"))
+                    usage = self._usage(self.running[handle], self.running[handle].made)
+                    kind = FailureKind.UNAVAILABLE
+                    ends.append(Failure(handle, kind, "the drain ended", usage=usage))
                 self.running.clear()
             snapshots = self._take_snapshots()
             if tokens or ends or snapshots:
@@ -170,7 +174,8 @@ class ScriptedEngine:
                     made = message.output_tokens
                     ends.append(self._finished(request, message.reason, None, made))
                 else:
-                    ends.append(Failure(message.handle, message.reason, "aborted"))
+                    usage = self._usage(request, request.made)
+                    ends.append(Failure(message.handle, message.reason, "aborted", usage=usage))
                 continue
             failure = self.failures.get(message.request_id)
             if failure is not None:
@@ -201,13 +206,17 @@ class ScriptedEngine:
     def _finished(
         request: _Running, reason: FinishReason, stop_token: int | None, made: int
     ) -> Finished:
-        usage = RequestUsage(
+        finish = Finish(reason, stop_token, ScriptedEngine._usage(request, made))
+        return Finished(request.submission.handle, finish)
+
+    @staticmethod
+    def _usage(request: _Running, made: int) -> RequestUsage:
+        return RequestUsage(
             prompt_tokens=len(request.submission.prompt_ids),
             output_tokens=made,
             queue_seconds=0.25,
-            first_token_seconds=0.5,
+            first_token_seconds=0.5 if made else None,
             total_seconds=0.75,
             preemptions=1,
+            recomputed_tokens=11,
         )
-        finish = Finish(reason, stop_token, usage)
-        return Finished(request.submission.handle, finish)
