@@ -36,9 +36,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def _add_process(add: _Add) -> None:
     add("--listen", "HOST:PORT (port 0: a free one) or unix:PATH", "127.0.0.1:50052", "ADDRESS")
+    where = "HOST:PORT (port 0: a free one) where /metrics is served, or off"
+    add("--metrics-listen", where, "127.0.0.1:9102", "ADDRESS")
     add("--drain-timeout", "how long an open stream may go on after SIGTERM", 30.0, "SECONDS")
     add("--insecure", "listen where other machines can reach it", False)
     add("--debug", "compare every slot with the row's block table, and log more", False)
+    add("--log-format", "of the log, on stderr", "human", choices=("human", "json"))
 
 
 def _add_model(add: _Add) -> None:
@@ -105,14 +108,16 @@ def main() -> NoReturn:
     signals = StopSignals()
     options = parse()
     # After the handlers are in place: these take a while.
-    from worker.address import ListenAddress
-    from worker.process import ProcessOptions, run, start_logging
+    from worker.address import ListenAddress, metrics_address
+    from worker.log import start_logging
+    from worker.process import ProcessOptions, run
     from worker.start import make_executor
 
-    start_logging("debug" if options.debug else "info")
+    start_logging("debug" if options.debug else "info", options.log_format)
     try:
         process = ProcessOptions(
             listen=ListenAddress(options.listen),
+            metrics=metrics_address(options.metrics_listen),
             insecure=options.insecure,
             drain_timeout=options.drain_timeout,
             check_slots=options.debug or options.simulate,

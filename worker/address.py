@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -45,6 +46,11 @@ class ListenAddress:
         return int(self.text.rpartition(":")[2])
 
     @property
+    def family(self) -> socket.AddressFamily:
+        """Of HOST:PORT."""
+        return socket.AF_INET6 if ":" in self.host else socket.AF_INET
+
+    @property
     def is_local(self) -> bool:
         """Whether only this machine can reach it."""
         if self.is_unix or self.host == "localhost":
@@ -64,8 +70,7 @@ class ListenAddress:
         if self.is_unix:
             self._check_path_free()
         elif self.port:
-            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
+            with socket.socket(self.family, socket.SOCK_STREAM) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:
                     probe.bind((self.host, self.port))
@@ -84,3 +89,14 @@ class ListenAddress:
                 os.unlink(self.path)
                 return
         raise OSError(f"cannot listen on {self.text}: another process listens there")
+
+
+def metrics_address(text: str) -> ListenAddress | None:
+    """The address of --metrics-listen; None if it is off. Raises ValueError."""
+    if text == "off":
+        return None
+    with contextlib.suppress(ValueError):
+        address = ListenAddress(text)
+        if not address.is_unix:
+            return address
+    raise ValueError(f"--metrics-listen {text!r} must be HOST:PORT with port 0 to 65535, or off")

@@ -6,10 +6,10 @@ import contextlib
 import logging
 import os
 import sys
-import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from worker.address import ListenAddress
 from worker.executor import Executor
@@ -21,14 +21,19 @@ from worker.start import StartError
 from worker.step_loop import StepLoop
 from worker.stop_signals import StopSignals
 
+if TYPE_CHECKING:
+    from worker.metrics_server import MetricsServer
+
 log = logging.getLogger("worker")
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
-    """Raises ValueError for an address that others can reach unless `insecure`."""
+    """`metrics` None: no metrics are served. Raises ValueError for an address that others can
+    reach unless `insecure`."""
 
     listen: ListenAddress
+    metrics: ListenAddress | None = None
     insecure: bool = False
     drain_timeout: float = 30.0  # seconds
     check_slots: bool = False
@@ -38,6 +43,11 @@ class ProcessOptions:
             raise ValueError(
                 f"listen address {self.listen.text} can be reached from other machines, without "
                 "encryption: use a loopback address or a unix socket, or say --insecure"
+            )
+        if self.metrics and not self.metrics.is_local and not self.insecure:
+            raise ValueError(
+                f"--metrics-listen {self.metrics.text} can be reached from other machines, without "
+                "encryption: use a loopback address or off, or say --insecure"
             )
         if not 0 <= self.drain_timeout < 1e6:
             raise ValueError(f"drain_timeout is {self.drain_timeout}, must be 0 <= s < 1e6")
@@ -55,13 +65,18 @@ def run(
         options.listen.check_free()
     except OSError as error:
         exit_on_fatal(StartError(str(error)))
+    metrics = _serve_metrics(options.metrics) if options.metrics else None
     loop = StepLoop(make_executor, on_ready=signals.events.put, on_fatal=exit_on_fatal)
+    began = time.monotonic()
     loop.start()
     geometry = signals.events.get()
     if not isinstance(geometry, Geometry):
         log.info("%s while loading: exit", geometry.name)
         _exit(0)
     session = Session(geometry, check_slots=options.check_slots)
+    session.statistics.load_seconds = time.monotonic() - began
+    if metrics:
+        metrics.show(session)
     server = WorkerServer(WorkerService(session, loop), options.listen)
     try:
         address = server.start()
@@ -73,6 +88,24 @@ def run(
     server.drain(options.drain_timeout)
     log.info("stopped")
     _exit(0)  # not by returning, which waits for a handler that waits for a stuck device
+
+
+def _serve_metrics(address: ListenAddress) -> MetricsServer:
+    """From before the load on, so that a port in use costs no load."""
+    from worker.metrics_server import MetricsServer
+
+    try:
+        server = MetricsServer(address)
+    except OSError as error:
+        exit_on_fatal(
+            StartError(
+                f"--metrics-listen {address.text}: {error.strerror}: give another port, 0 for a "
+                "free one, or off"
+            )
+        )
+    server.start()
+    log.info("metrics at %s", server.url)
+    return server
 
 
 def exit_on_fatal(error: BaseException) -> NoReturn:
@@ -90,15 +123,3 @@ def _exit(code: int) -> NoReturn:
         logging.shutdown()
         sys.stderr.flush()
     os._exit(code)
-
-
-def start_logging(level: str) -> None:
-    """One line per record on stderr, threads named."""
-    logging.basicConfig(
-        level=level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    threading.excepthook = lambda args: log.error(
-        "thread %s failed", args.thread.name if args.thread else "?", exc_info=args.exc_value
-    )

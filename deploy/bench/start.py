@@ -27,7 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
     model = ("--model", str(fetch(args.model)))
     with tempfile.TemporaryDirectory(prefix="nanoserve-") as folder:
         worker_address = f"unix:{folder}/worker.sock"
-        worker = _start("worker", "--simulate", *model, "--listen", worker_address)
+        listen = ("--listen", worker_address, "--metrics-listen", "off")
+        worker = _start("worker", "--simulate", *model, *listen)
         try:
             while not Path(f"{folder}/worker.sock").exists():
                 time.sleep(0.05)

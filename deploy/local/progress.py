@@ -8,7 +8,7 @@ import sys
 import time
 
 # Date, time, level and logger of our servers' log lines.
-_LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\d \S+ [A-Z]+ \S+: ")
+_LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\dT\S+Z [A-Z]+ \S+: ")
 
 
 class Progress:

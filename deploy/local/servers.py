@@ -23,6 +23,8 @@ from deploy.local.stop_signals import StopSignals
 
 _WORKER_PATIENCE = 10.0  # seconds; the worker has nothing to drain once the scheduler is gone
 _POLL = 0.05  # seconds
+# The servers' own defaults.
+WORKER_METRICS = "127.0.0.1:9102"
 
 
 class ServerDied(Exception):
@@ -77,7 +79,8 @@ class Servers:
         simulate = ["--simulate"] if settings.simulate else []
         listen = ["--listen", worker_address]
         try:
-            self._start("worker", *simulate, *model, *listen, *settings.worker_args)
+            metrics = self._metrics(WORKER_METRICS)
+            self._start("worker", *simulate, *model, *listen, *metrics, *settings.worker_args)
             link = ["--worker", worker_address, "--listen", self.address]
             self._start("scheduler", *model, *link, *settings.scheduler_args)
         except BaseException:
@@ -134,6 +137,14 @@ class Servers:
                 complaints.append(f"the {child.name} did not stop cleanly (exit status {status})")
         shutil.rmtree(self._folder, ignore_errors=True)
         return complaints
+
+    def _metrics(self, address: str) -> list[str]:
+        """Servers for a command of ours need no metrics; those that serve others have them at
+        `address`, or, beside servers that have it already, at a free port, which their log
+        tells."""
+        if not self._settings.listen:
+            return ["--metrics-listen", "off"]
+        return ["--metrics-listen", "127.0.0.1:0" if _answers(address) else address]
 
     def _start(self, name: str, *flags: str) -> None:
         command = [sys.executable, "-m", name, *flags]

@@ -44,7 +44,7 @@ class Pair:
         child = start(
             "worker",
             *("--simulate", "--vocab-size", str(VOCAB), "--listen", self._worker_address),
-            *("--step-ms", "10", *flags),
+            *("--step-ms", "10", "--metrics-listen", "off", *flags),
         )
         self.children.append(child)
         return child

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import grpc
@@ -139,9 +142,58 @@ def test_a_socket_file_of_a_dead_worker_is_taken_over_and_that_of_a_live_one_is_
     assert not path.exists()
 
 
+def test_it_says_where_its_metrics_are_and_serves_them() -> None:
+    with worker_process(*SIMULATED, "--metrics-listen", "127.0.0.1:0") as worker:
+        url = worker.wait_for(r"metrics at (http://127\.0\.0\.1:[1-9]\d*/metrics)$")[1]
+        worker.address()
+        with urllib.request.urlopen(url, timeout=10) as response:
+            text = response.read().decode()
+        assert "\nnanoserve_worker_pool_blocks 40.0\n" in text
+        (load,) = re.findall(r"^nanoserve_worker_load_seconds (\S+)$", text, re.MULTILINE)
+        assert float(load) > 0
+        assert worker.stop() == 0
+
+
+def test_a_metrics_port_in_use_stops_the_start_and_names_flag_and_value() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with worker_process(*SIMULATED, "--metrics-listen", address) as worker:
+            assert worker.wait() == 1
+            assert (
+                f"cannot start: --metrics-listen {address}: Address already in use: give another "
+                "port, 0 for a free one, or off"
+            ) in worker.log
+            assert "listening" not in worker.log
+
+
+def test_every_line_of_a_json_log_is_an_object() -> None:
+    with worker_process(*SIMULATED, "--log-format", "json", "--crash-tokens", "14") as worker:
+        with grpc.insecure_channel(json_address(worker)) as channel:
+            stub = worker_pb2_grpc.WorkerServiceStub(channel)
+            incarnation = connect(stub).incarnation
+            stream = Stream(stub, 5)
+            stream.send(first_step(incarnation))
+            assert worker.wait() == 1
+        lines = [json.loads(line) for line in worker.lines]
+        assert [line["level"] for line in lines] == ["info", "info", "critical"]
+        assert lines[-1]["message"] == "fatal: a crash token was computed"
+        assert "Traceback" in lines[-1]["exception"]
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
+        (
+            ("--metrics-listen", "0.0.0.0:0"),
+            2,
+            "--metrics-listen 0.0.0.0:0 can be reached from other machines, without encryption: "
+            "use a loopback address or off, or say --insecure",
+        ),
+        (
+            ("--metrics-listen", "unix:/tmp/metrics"),
+            2,
+            "--metrics-listen 'unix:/tmp/metrics' must be HOST:PORT with port 0 to 65535, or off",
+        ),
         (
             ("--listen", "0.0.0.0:0"),
             2,
@@ -212,10 +264,15 @@ def test_every_flag_has_help_with_its_default() -> None:
         assert "(default: " in (action.help or ""), action.option_strings
         takes_value = action.nargs != 0
         assert not takes_value or action.metavar or action.choices, action.option_strings
-    for default in ("127.0.0.1:50052", "30.0", "off", "auto", "0.9", "16", "256", "4", "8", "none"):
+    values = ("30.0", "off", "human", "auto", "0.9", "16", "256", "4", "8", "none")
+    for default in ("127.0.0.1:50052", "127.0.0.1:9102", *values):
         assert f"(default: {default})" in text
     assert "--drain-timeout SECONDS" in text
     assert "--num-blocks BLOCKS" in text
+
+
+def json_address(worker: WorkerProcess) -> str:
+    return worker.wait_for(r'"listening on ([^"]+)"')[1]
 
 
 def wait_for_step(stub: worker_pb2_grpc.WorkerServiceStub) -> None:

@@ -15,11 +15,12 @@ ROOT = Path(__file__).parents[2]
 
 
 class WorkerProcess:
-    """`python -m worker FLAGS`, after `prefix`. What it logs is gathered by a thread."""
+    """`python -m worker FLAGS`, after `prefix`, metrics off unless FLAGS say otherwise. What it
+    logs is gathered by a thread."""
 
     def __init__(self, *flags: str, prefix: Sequence[str] = ()) -> None:
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "worker", *flags],
+            [*prefix, sys.executable, "-m", "worker", "--metrics-listen", "off", *flags],
             cwd=ROOT,
             env={"PYTHONPATH": "protos", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
             stderr=subprocess.PIPE,

@@ -11,7 +11,7 @@ def test_a_pipe_gets_a_line_per_interval_without_the_log_prefix(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     progress = Progress("starting", interval=0)
-    progress.show("2026-11-29 21:27:34,355 INFO worker.model.loader: loading 272 tensors")
+    progress.show("2026-11-29T21:27:34.355Z INFO worker.model.loader: loading 272 tensors")
     progress.show("")
     patient = Progress("starting", interval=1000)
     patient.show("never shown")
