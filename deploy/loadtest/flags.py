@@ -1,0 +1,257 @@
+"""The flags of `run`, and the plan that they make."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from deploy.loadtest.arrivals import Arrivals, Burst, Closed, Open, Ramp, Replay
+from deploy.loadtest.fleet import MOST_PROCESSES
+from deploy.loadtest.goodput import Limits
+from deploy.loadtest.lengths import parse_lengths
+from deploy.loadtest.plan import ENDPOINTS, Content, LoadPlan, Mixed512, Nanoserve, OpenAI
+from nanoserve.channel import DEFAULT_ADDRESS
+
+_SECONDS = 30.0
+_Add = Callable[..., None]
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "target",
+        nargs="?",
+        default=os.environ.get("NANOSERVE_ADDRESS", DEFAULT_ADDRESS),
+        help="HOST:PORT or unix:PATH of a nanoserve scheduler, or http://HOST:PORT of a server "
+        "with OpenAI's API (default: %(default)s)",
+    )
+    _add_arrivals(parser)
+    _add_bounds(_adder(parser.add_argument_group("how long")))
+    _add_content(_adder(parser.add_argument_group("what is asked")))
+    _add_clients(_adder(parser.add_argument_group("how clients behave")))
+    _add_openai(_adder(parser.add_argument_group("OpenAI servers")))
+    _add_tool(_adder(parser.add_argument_group("the tool itself")))
+
+
+def _add_arrivals(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how requests arrive (one of the first five)")
+    ways = _adder(group.add_mutually_exclusive_group(required=True))
+    ways("--rate", float, "R", "open loop: R arrivals a second, whatever the server does")
+    ways("--concurrency", int, "N", "closed loop: N users, each with one request at a time")
+    ways("--burst", None, "", "all --requests at once")
+    ways("--ramp", float, "R", "find the knee: open stages from R requests a second on")
+    ways("--replay", None, "", "at the times of --trace")
+    add = _adder(group)
+    add(
+        "--cv",
+        float,
+        "CV",
+        "variation of the gaps of --rate and --ramp: 1 is Poisson, 0 a "
+        "constant rate, more comes in bursts (gamma)",
+        1.0,
+    )
+    add("--ramp-factor", float, "F", "rate of a stage over that of the one before", 2.0)
+    add("--stage-seconds", float, "SECONDS", "length of a ramp's stage", 20.0)
+    add("--bisections", int, "N", "stages that narrow the knee down", 3)
+    add("--speed", float, "X", "replay X times as fast", 1.0)
+
+
+def _add_bounds(add: _Add) -> None:
+    add("--requests", int, "N", "most measured requests", shown="512 for a burst of mixed512")
+    add(
+        "--seconds",
+        float,
+        "SECONDS",
+        "end of the arrivals; of a ramp, no stage ends later",
+        shown=f"{_SECONDS:g} for --rate and --concurrency without --requests",
+    )
+    add(
+        "--drain",
+        float,
+        "SECONDS",
+        "after the arrivals: what has not ended by then is given up",
+        60.0,
+    )
+    add("--warm-up-requests", int, "N", "sent at once and awaited before, not measured", 0)
+    add("--warm-up-seconds", float, "SECONDS", "arrivals within these are not measured", 0.0)
+    add("--seed", int, "N", "of everything random: the same seed sends the same requests", 0)
+
+
+def _add_content(add: _Add) -> None:
+    add(
+        "--workload",
+        str,
+        "NAME",
+        "mixed512: 512 prompts of 64 to 1024 random ids, outputs of "
+        "16 to 512 tokens, instead of the lengths below",
+        choices=("mixed512",),
+    )
+    lengths = "N, uniform:LOW:HIGH or lognormal:MEAN:SIGMA[:MAX], in tokens"
+    add("--prompt-len", str, "LENGTHS", lengths, "128")
+    add("--output-len", str, "LENGTHS", "max_tokens, as --prompt-len", "128")
+    add(
+        "--trace",
+        Path,
+        "FILE",
+        "lengths from a CSV or .jsonl file with time (s), prompt_len, "
+        "output_len and, if wanted, group; over and over",
+    )
+    add(
+        "--text",
+        Path,
+        "FILE",
+        "prompts are slices of FILE, a word counting as a token, instead of random token ids",
+    )
+    add("--shared-prefix", int, "TOKENS", "every prompt begins with as many shared ones", 0)
+    add("--prefixes", int, "N", "shared prefixes to choose from", 1)
+    add(
+        "--turns",
+        int,
+        "N",
+        "conversations of N requests, each prompt with all that was said; "
+        "--rate counts conversations",
+        1,
+    )
+
+
+def _add_clients(add: _Add) -> None:
+    add("--think", float, "SECONDS", "from an answer to the same user's next request", 0.0)
+    add("--cancel", float, "SHARE", "of requests, cancelled within their output", 0.0)
+    add("--slow-readers", float, "SHARE", "of requests, read slowly", 0.0)
+    add("--slow-gap", float, "SECONDS", "a slow reader's pause after each message", 0.1)
+    add("--temperature", float, "T", "of sampling", 0.0)
+    add(
+        "--stop-at-eos",
+        None,
+        "",
+        "outputs may end before --output-len; otherwise ignore_eos "
+        "is sent, which an OpenAI server may not know",
+    )
+    add("--request-timeout", float, "SECONDS", "deadline of each request", 600.0)
+
+
+def _add_openai(add: _Add) -> None:
+    add(
+        "--endpoint",
+        str,
+        "NAME",
+        "/v1/completions or /v1/chat/completions (with --text)",
+        "completions",
+        choices=ENDPOINTS,
+    )
+    add("--model", str, "NAME", "model to name", "", shown="the first that /v1/models names")
+    add("--body", str, "JSON", 'merged into every request, e.g. {"return_token_ids": true}', "{}")
+    add(
+        "--vocab-size",
+        int,
+        "IDS",
+        "random ids are less than this",
+        shown="as nanoserve says, else 32000",
+    )
+
+
+def _add_tool(add: _Add) -> None:
+    add("--processes", int, "N", "that generate", shown=f"one per core, at most {MOST_PROCESSES}")
+    add("--sample-interval", float, "SECONDS", "between looks at GetStatus; 0: none", 0.5)
+    add("--save", Path, "FILE", "write the run there, for `report` and `compare`; .gz compresses")
+
+
+def _adder(group: Any) -> _Add:
+    """Adds a flag that tells its default; one without a type has no value."""
+
+    def add(
+        name: str,
+        kind: type | None,
+        metavar: str,
+        text: str,
+        default: Any = None,
+        shown: str = "",
+        **more: Any,
+    ) -> None:
+        if kind is None:
+            group.add_argument(name, action="store_true", help=text)
+            return
+        told = shown or ("none" if default is None else f"{default}")
+        text = f"{text} (default: {told})".replace("%", "%%")
+        if "choices" in more:
+            metavar = "{" + ",".join(more["choices"]) + "}"
+        group.add_argument(name, type=kind, metavar=metavar, default=default, help=text, **more)
+
+    return add
+
+
+def plan_from(args: argparse.Namespace) -> LoadPlan:
+    """Raises ValueError, naming the flag."""
+    requests, seconds = args.requests, args.seconds
+    if args.burst and args.workload and requests is None:
+        requests = 512
+    if requests is None and seconds is None and (args.rate or args.concurrency):
+        seconds = _SECONDS
+    return LoadPlan(
+        target=_target(args),
+        arrivals=_arrivals(args),
+        content=_content(args),
+        requests=requests,
+        seconds=seconds,
+        seed=args.seed,
+        warm_up_requests=args.warm_up_requests,
+        warm_up_seconds=args.warm_up_seconds,
+        cancel_share=args.cancel,
+        slow_share=args.slow_readers,
+        slow_gap=args.slow_gap,
+        temperature=args.temperature,
+        ignore_eos=not args.stop_at_eos,
+        think=args.think,
+        request_timeout=args.request_timeout,
+        drain=args.drain,
+        processes=args.processes,
+        sample_interval=args.sample_interval,
+        vocab_size=args.vocab_size,
+        goodput=Limits.parse(args.goodput) if args.goodput else None,
+    )
+
+
+def _target(args: argparse.Namespace) -> Nanoserve | OpenAI:
+    if not args.target.startswith(("http://", "https://")):
+        return Nanoserve(args.target)
+    try:
+        body = json.loads(args.body)
+    except ValueError as error:
+        raise ValueError(f"--body is {args.body!r}: {error}") from None
+    if not isinstance(body, dict):
+        raise ValueError(f"--body is {args.body!r}, must be a JSON object")
+    return OpenAI(args.target, args.endpoint, args.model, body)
+
+
+def _arrivals(args: argparse.Namespace) -> Arrivals:
+    if args.rate is not None:
+        return Open(args.rate, args.cv)
+    if args.concurrency is not None:
+        return Closed(args.concurrency)
+    if args.ramp is not None:
+        return Ramp(args.ramp, args.ramp_factor, args.stage_seconds, args.cv, args.bisections)
+    return Burst() if args.burst else Replay(args.speed)
+
+
+def _content(args: argparse.Namespace) -> Content | Mixed512:
+    if args.workload:
+        return Mixed512()
+    return Content(
+        prompt=_lengths("--prompt-len", args.prompt_len),
+        output=_lengths("--output-len", args.output_len),
+        text=args.text,
+        trace=args.trace,
+        prefix=args.shared_prefix,
+        prefixes=args.prefixes,
+        turns=args.turns,
+    )
+
+
+def _lengths(flag: str, text: str) -> Any:
+    try:
+        return parse_lengths(text)
+    except ValueError as error:
+        raise ValueError(f"{flag} {error}") from None
