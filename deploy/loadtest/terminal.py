@@ -85,6 +85,8 @@ def _latencies(figures: Figures) -> RenderableType:
     made = table("Latency, ms", "", "n", "mean", "p50", "p90", "p99", "max")
     for name, title in TITLES.items():
         spread = getattr(figures.latency_seconds, name)
+        if not spread.n and name == "first_text":
+            continue  # of a server that was asked for ids only
         values = (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)
         made.add_row(title, f"{spread.n:,}", *(milliseconds(value) for value in values))
     return made

@@ -60,14 +60,19 @@ def _draw(
         _mark(axes, values, colour, at_left=len(drawn) > 1 and order == 0)
     if limit is not None:
         axes.axvline(limit, color=GREY, linestyle=":", label=f"limit {limit:g} ms")
-    axes.margins(x=0.16)  # room for the percentiles' labels
+    # Without the very quickest, which would take up decades; with room for the labels.
+    low = min(float(np.percentile(values, 1)) for _, values, *_ in drawn)
+    high = max(float(values.max()) for _, values, *_ in drawn)
+    axes.set_xlim(max(1000 * low, _LEAST) / 1.6, max(1000 * high, limit or 0, _LEAST) * 1.6)
     plain_log(axes, "x")
     axes.set_xlabel("milliseconds (logarithmic)")
     axes.set_ylabel(f"{unit} at most so long (%)")
     axes.set_ylim(0, 104)
     axes.set_yticks([0, 25, 50, 75, 90, 99])
     handles, labels = axes.get_legend_handles_labels()
-    by_name = sorted(zip(labels, handles, strict=True), key=lambda pair: pair[0])
+    by_name = sorted(
+        zip(labels, handles, strict=True), key=lambda pair: (pair[0].startswith("limit"), pair[0])
+    )
     axes.legend(
         [handle for _, handle in by_name], [label for label, _ in by_name],
         loc="lower right", fontsize=9,

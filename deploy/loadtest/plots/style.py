@@ -70,14 +70,14 @@ def picture(
 def plain_log(axes: Axes, which: str) -> None:
     """A logarithmic axis "x" or "y" whose ticks read 50 and 2,000, not powers of ten."""
     low, high = getattr(axes.dataLim, f"interval{which}")
-    if low == high:  # one value: there is nothing to scale by
+    if low == high and getattr(axes, f"get_autoscale{which}_on")():  # nothing to scale by
         getattr(axes, f"set_{which}lim")(low / 1.5, high * 1.5)
     getattr(axes, f"set_{which}scale")("log")
     axis = getattr(axes, f"{which}axis")
     axis.set_major_formatter(FuncFormatter(_plain))
     low, high = getattr(axes, f"get_{which}lim")()
-    # Over more than a decade, labels but at 2 and 5 times a power of ten would overlap.
-    labelled = "25" if high > 10 * low else "123457"
+    # More labels would overlap.
+    labelled = "123457" if high <= 10 * low else "25" if high <= 1000 * low else ""
     axis.set_minor_formatter(FuncFormatter(lambda value, _: _minor_label(value, labelled)))
 
 
