@@ -16,7 +16,7 @@ from deploy.loadtest.requests import Request
 from deploy.loadtest.settings_text import flatten
 from deploy.loadtest.stage_text import stage_load
 from deploy.loadtest.summary import Summary
-from deploy.loadtest.timeline import Run, Timeline
+from deploy.loadtest.timeline import NOT_DUE, Run, Timeline
 
 
 def write_requests(run: Run, limits: Limits, path: Path) -> None:
@@ -51,7 +51,8 @@ def _write(rows: list[dict[str, Any]], path: Path) -> None:
 
 def _request_row(timeline: Timeline, limits: Limits) -> dict[str, Any]:
     measures = measure(timeline)
-    judged = Request(timeline, measures).judged and not timeline.warm_up
+    left_out = timeline.warm_up or timeline.status == NOT_DUE
+    judged = Request(timeline, measures).judged and not left_out
     return {
         "index": timeline.index,
         "request_id": timeline.request_id,

@@ -13,7 +13,7 @@ from deploy.loadtest.orders import Counts, Looped, Order, Scheduled, Setup, Star
 from deploy.loadtest.player import play
 from deploy.loadtest.record import Record
 from deploy.loadtest.target import Exchange, Target
-from deploy.loadtest.timeline import NOT_SENT, Timeline
+from deploy.loadtest.timeline import NOT_DUE, Timeline
 from deploy.loadtest.workload import Request, Workload
 
 # Requests encoded before an order starts; later ones when they are due.
@@ -180,7 +180,7 @@ class Generator:
 
     def _refuse(self, indices: Iterator[int], planned: float, reason: str) -> None:
         for index in indices:
-            self._record(self._workload.request(index), planned).end(NOT_SENT, reason)
+            self._record(self._workload.request(index), planned).end(NOT_DUE, reason)
 
     def _record(self, request: Request, planned: float) -> Record:
         record = Record(request, planned, self._stage, self._request_id(request.index))

@@ -12,7 +12,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.loadtest.timeline import NOT_SENT, UNFINISHED, Timeline
+from deploy.loadtest.timeline import NOT_DUE, NOT_SENT, UNFINISHED, Timeline
 
 # The status of a failure that the server took for a success.
 NO_TOKENS = "OK without a token"
@@ -65,7 +65,7 @@ def measure(timeline: Timeline) -> Measures:
 def _outcome(timeline: Timeline) -> tuple[Outcome, str]:
     if timeline.cancelled:
         return Outcome.CANCELLED, timeline.status
-    if timeline.status in (UNFINISHED, NOT_SENT):
+    if timeline.status in (UNFINISHED, NOT_SENT, NOT_DUE):
         return Outcome.UNFINISHED, timeline.status
     if timeline.status != "OK":
         return Outcome.FAILED, timeline.status

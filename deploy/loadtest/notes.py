@@ -61,5 +61,8 @@ def _left_out(summary: Summary) -> Iterator[str]:
         if n:
             yield f"In no latency and not in goodput: {count(n, 'request')} {what} as planned."
     if summary.not_due_requests:
-        yield f"Planned for after the run's end: {count(summary.not_due_requests, 'request')}."
+        yield (
+            f"Never due: {count(summary.not_due_requests, 'request')}; the run ended before, or "
+            "the turn before did not end well."
+        )
     yield "Percentiles lie on the line between the two nearest of the n sorted values."

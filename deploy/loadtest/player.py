@@ -46,6 +46,6 @@ def give_up(record: Record) -> None:
 
 def _end_cancelled(record: Record) -> None:
     if record.sent is None:
-        record.end(NOT_SENT, "cancelled, as planned, before it was on its way")
+        record.end("CANCELLED", "before it was on its way", cancelled=True)
     else:
         record.end("CANCELLED", cancelled=True)

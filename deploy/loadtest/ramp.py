@@ -22,7 +22,7 @@ import numpy as np
 from deploy.loadtest.arrivals import MOST_STAGES, Ramp
 from deploy.loadtest.goodput import Limits
 from deploy.loadtest.measures import measure
-from deploy.loadtest.timeline import Stage, Timeline
+from deploy.loadtest.timeline import NOT_DUE, Stage, Timeline
 
 SHARE = 0.95
 
@@ -60,6 +60,7 @@ class Judge:
 
     def holds(self, stage: Stage, timelines: Sequence[Timeline]) -> bool:
         """`timelines` are the stage's. Raises ValueError if it had too few to tell."""
+        timelines = [t for t in timelines if t.status != NOT_DUE]
         due = [t for t in timelines if t.planned <= stage.end - self._allowance]
         if not due:
             raise ValueError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from deploy.loadtest.measures import Measures, Outcome, measure
-from deploy.loadtest.timeline import NOT_SENT, Run, Timeline
+from deploy.loadtest.timeline import NOT_DUE, Run, Timeline
 
 
 class Request(NamedTuple):
@@ -35,7 +35,7 @@ class Requests:
     """All of a run's requests."""
 
     warm_up: tuple[Request, ...]
-    not_due: tuple[Request, ...]  # never sent, planned for after the run's end
+    not_due: tuple[Request, ...]  # of which nobody expected an answer
     counted: tuple[Request, ...]  # all others
 
     @classmethod
@@ -45,7 +45,7 @@ class Requests:
             request = Request(timeline, measure(timeline))
             if timeline.warm_up:
                 warm_up.append(request)
-            elif timeline.status == NOT_SENT and not _was_due(timeline, run):
+            elif timeline.status == NOT_DUE:
                 not_due.append(request)
             else:
                 counted.append(request)
@@ -55,8 +55,3 @@ class Requests:
     def traffic(self) -> tuple[Request, ...]:
         """All that the server was asked to do."""
         return self.warm_up + self.counted
-
-
-def _was_due(timeline: Timeline, run: Run) -> bool:
-    in_a_stage = timeline.stage < len(run.stages)
-    return in_a_stage and timeline.planned < run.stages[timeline.stage].end

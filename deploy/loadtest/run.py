@@ -19,7 +19,7 @@ from deploy.loadtest.orders import Counts, Looped, Order, Scheduled, Setup
 from deploy.loadtest.plan import MOST_REQUESTS, LoadPlan, Nanoserve
 from deploy.loadtest.ramp import Judge, find_knee
 from deploy.loadtest.sampler import Sampler
-from deploy.loadtest.timeline import NOT_SENT, Run, Stage, Timeline
+from deploy.loadtest.timeline import Run, Stage, Timeline
 from deploy.loadtest.workload import Workload
 from nanoserve import Client, NanoserveError
 
@@ -155,7 +155,8 @@ class _Load:
         seconds = math.inf if plan.seconds is None else plan.seconds
         order = Looped(0, arrivals.users, range(count), seconds)
         at, timelines = self._give("", order, plan.warm_up_seconds)
-        is_timed = len([t for t in timelines if t.status != NOT_SENT]) < (plan.requests or math.inf)
+        sent = sum(timeline.sent is not None for timeline in timelines)
+        is_timed = sent < (plan.requests or math.inf)
         self._add(at, timelines, plan.seconds if is_timed else None, None, arrivals.users)
 
     def _climb(self, ramp: Ramp) -> float | None:

@@ -29,7 +29,7 @@ class Summary:
     interrupted: bool
     window_seconds: float
     warm_up_requests: int
-    not_due_requests: int  # planned for after the run's end
+    not_due_requests: int  # the run, or their conversation, ended before
     unknown_prompts: int  # requests whose prompt tokens nobody counted
     lag: Lag
     usage: UsageCheck

@@ -15,11 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 # Statuses of the tool's own, beside "OK", gRPC code names, "HTTP 503" and "CONNECT" (no
-# connection): an answer that broke the protocol, a request that was sent and had not ended
-# when the run did, and one that the run never sent.
+# connection): an answer that broke the protocol; a request that was sent and had not ended
+# when the run did; one that was due and that the run never sent; and one that never came to
+# be due, since the run ended before or the turn before it did not end well.
 PROTOCOL = "PROTOCOL"
 UNFINISHED = "UNFINISHED"
 NOT_SENT = "NOT_SENT"
+NOT_DUE = "NOT_DUE"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +31,7 @@ class Timeline:
 
     index: int  # in the plan
     planned: float  # when the schedule says that it arrives
-    sent: float | None  # when it was handed to the transport; None with NOT_SENT
+    sent: float | None  # when it was handed to the transport; None if it never was
     times: NDArray[np.float64]  # [k]
     token_counts: NDArray[np.int32]  # [k] ids in the message
     has_text: NDArray[np.bool_]  # [k]
@@ -135,5 +137,7 @@ def _timeline_to_json(timeline: Timeline) -> dict[str, Any]:
 
 
 def _timeline_from_json(values: dict[str, Any]) -> Timeline:
-    columns = {name: np.array(values[name], dtype) for name, dtype in _COLUMNS.items()}
+    columns: dict[str, Any] = {
+        name: np.array(values[name], dtype) for name, dtype in _COLUMNS.items()
+    }
     return Timeline(**values | columns)

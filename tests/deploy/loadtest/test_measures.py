@@ -102,6 +102,7 @@ def test_times_count_from_the_schedule_and_not_from_the_send() -> None:
         ("CANCELLED", True, Outcome.CANCELLED),
         ("UNFINISHED", False, Outcome.UNFINISHED),
         ("NOT_SENT", False, Outcome.UNFINISHED),
+        ("NOT_DUE", False, Outcome.UNFINISHED),
     ],
 )
 def test_a_request_that_did_not_end_well_keeps_its_tokens_and_has_no_end_to_end_time(

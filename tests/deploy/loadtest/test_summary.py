@@ -145,10 +145,9 @@ def test_warm_up_requests_are_in_no_count_and_no_latency() -> None:
 
 def test_a_request_never_sent_counts_only_if_it_was_due() -> None:
     due = replace(timeline(planned=2999, end=3000, status="NOT_SENT", index=0), sent=None)
-    later = replace(timeline(planned=3000, end=3000, status="NOT_SENT", index=1), sent=None)
-    beyond = replace(timeline(planned=0, end=3000, status="NOT_SENT", stage=1), sent=None)
-    summary = summary_of(due, later, beyond, limits="ttft:1")
-    assert (summary.not_due_requests, summary.whole.requests.unfinished) == (2, 1)
+    never_due = replace(timeline(planned=1500, end=3000, status="NOT_DUE", index=1), sent=None)
+    summary = summary_of(due, never_due, limits="ttft:1")
+    assert (summary.not_due_requests, summary.whole.requests.unfinished) == (1, 1)
     assert (summary.whole.goodput.judged, summary.whole.goodput.share) == (1, 0.0)
 
 
