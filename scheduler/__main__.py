@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from scheduler.log_format import FORMATS, start_logging
 from scheduler.start_error import StartError
 
 
@@ -22,6 +23,7 @@ def parser() -> argparse.ArgumentParser:
     _add_server_flags(result.add_argument_group("towards clients"))
     _add_engine_flags(result.add_argument_group("towards the worker"))
     _add_policy_flags(result.add_argument_group("who runs when"))
+    _add_watching_flags(result.add_argument_group("metrics and logs"))
     return result
 
 
@@ -75,11 +77,31 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         default=3600.0,
         help="longest time of a call that comes without a deadline",
     )
+
+
+def _add_watching_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--metrics-listen",
+        metavar="ADDRESS",
+        default="127.0.0.1:9101",
+        help="HOST:PORT (port 0: any free one, see the log) of /metrics for Prometheus, or off",
+    )
     group.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         default="info",
-        help="on stderr",
+        help="on stderr; warning leaves out the line that each request ends with",
+    )
+    group.add_argument(
+        "--log-format",
+        choices=FORMATS,
+        default="human",
+        help="human: a line for people; json: one object a line",
+    )
+    group.add_argument(
+        "--log-text",
+        action="store_true",
+        help="log prompts and outputs with the requests; without it no text is logged",
     )
 
 
@@ -157,11 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     static = {flags.static_batch, flags.static_wait, flags.static_return}
     if flags.policy != "static" and static != {None}:
         parser().error("--static-batch, --static-wait and --static-return need --policy static")
-    logging.basicConfig(
-        level=flags.log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    start_logging(flags.log_level, flags.log_format)
     try:
         return _run(flags, sys.argv[1:] if arguments is None else arguments)
     except StartError as error:

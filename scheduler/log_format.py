@@ -14,7 +14,7 @@ FORMATS = ("human", "json")
 
 
 def start_logging(level: str, form: str) -> None:
-    """On stderr. `level` as argparse gives it, `form` one of FORMATS."""
+    """On stderr. `level` in lower case, `form` one of FORMATS."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else HumanFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])

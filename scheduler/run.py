@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from scheduler.api.address import AddressError, check_address
+from scheduler.api.metrics import SchedulerCollector
+from scheduler.api.metrics_server import MetricsServer
 from scheduler.api.model_folder import ModelFolder, ModelFolderError
 from scheduler.api.server import ServerConfig, serve
 from scheduler.api.service import ServedModel
@@ -61,6 +63,7 @@ def server_config(flags: argparse.Namespace, listen: str, share_port: bool = Fal
         drain_timeout=flags.drain_timeout,
         max_request_seconds=flags.max_request_seconds,
         max_queue=flags.max_queue,
+        log_text=flags.log_text,
         share_port=share_port,
     )
 
@@ -83,7 +86,15 @@ def engine_maker(
     )
     policy = _policy(flags)
     link = (make_link or _grpc_link)(flags, folder.fingerprint if folder else None)
-    return lambda front_end: Engine(config, link, front_end, policy, on_fatal=_exit)
+    metrics = _metrics_server(flags)
+
+    def make(front_end: FrontEnd) -> Engine:
+        engine = Engine(config, link, front_end, policy, on_fatal=_exit)
+        if metrics is not None:
+            metrics.start(SchedulerCollector(engine))
+        return engine
+
+    return make
 
 
 def served_model(flags: argparse.Namespace, folder: ModelFolder | None) -> ServedModel:
@@ -91,6 +102,13 @@ def served_model(flags: argparse.Namespace, folder: ModelFolder | None) -> Serve
         return ServedModel(name="", tokenizer=None, end_ids=frozenset())
     tokenizer = None if flags.no_tokenizer else Tokenizer(folder)
     return ServedModel(folder.name, tokenizer, folder.end_ids)
+
+
+def _metrics_server(flags: argparse.Namespace) -> MetricsServer | None:
+    """Bound, so that a port in use stops the start. It serves until the process ends."""
+    if flags.metrics_listen in ("off", ""):
+        return None
+    return MetricsServer(flags.metrics_listen, flags.insecure)
 
 
 def _policy(flags: argparse.Namespace) -> Policy:

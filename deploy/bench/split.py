@@ -82,7 +82,8 @@ def _one(folder: Path, worker_flags: tuple[str, ...]) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="nanoserve-") as socket_folder:
         address = f"unix:{socket_folder}/scheduler.sock"
         model = ("--model", str(folder))
-        flags = (*model, *worker_flags, "--", *model, "--listen", address)
+        link = ("--listen", address, "--metrics-listen", "off")
+        flags = (*model, *worker_flags, "--", *model, *link)
         child = Child("server", [sys.executable, "-m", "deploy.bench.one_process", *flags], False)
         try:
             wait_until_ready(address, child)

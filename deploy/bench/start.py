@@ -45,7 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _ready_after(folder: str, worker_address: str, model: tuple[str, ...]) -> float:
     address = f"unix:{folder}/scheduler.sock"
     start = time.perf_counter()
-    scheduler = _start("scheduler", *model, "--worker", worker_address, "--listen", address)
+    link = ("--worker", worker_address, "--listen", address, "--metrics-listen", "off")
+    scheduler = _start("scheduler", *model, *link)
     try:
         wait_until_ready(address, scheduler)
         return time.perf_counter() - start

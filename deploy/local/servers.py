@@ -24,6 +24,7 @@ from deploy.local.stop_signals import StopSignals
 _WORKER_PATIENCE = 10.0  # seconds; the worker has nothing to drain once the scheduler is gone
 _POLL = 0.05  # seconds
 # The servers' own defaults.
+SCHEDULER_METRICS = "127.0.0.1:9101"
 WORKER_METRICS = "127.0.0.1:9102"
 
 
@@ -82,7 +83,8 @@ class Servers:
             metrics = self._metrics(WORKER_METRICS)
             self._start("worker", *simulate, *model, *listen, *metrics, *settings.worker_args)
             link = ["--worker", worker_address, "--listen", self.address]
-            self._start("scheduler", *model, *link, *settings.scheduler_args)
+            metrics = self._metrics(SCHEDULER_METRICS)
+            self._start("scheduler", *model, *link, *metrics, *settings.scheduler_args)
         except BaseException:
             self.stop()
             raise

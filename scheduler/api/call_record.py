@@ -19,7 +19,7 @@ class CallRecord:
     arrival, or durations, on the monotonic clock."""
 
     request_id: str  # as sent, where it was refused for it
-    outcome: str  # "stop", "length" or a FailureKind's value
+    outcome: str  # the name of a FinishReason or FailureKind, in lower case
     status: str  # of gRPC: "OK", "CANCELLED", ...
     prompt_tokens: int  # 0: it ended before its prompt was encoded
     output_tokens: int  # passed on to the client
@@ -99,7 +99,7 @@ class Call:
         code = grpc.StatusCode.OK if self.error is None else self.error.code
         return CallRecord(
             request_id=self.request_id,
-            outcome=self.outcome.value,
+            outcome=self.outcome.name.lower(),
             status=code.name,
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,

@@ -35,7 +35,7 @@ class Pair:
         child = start(
             "scheduler",
             *("--no-tokenizer", "--audit", "--listen", self.address),
-            *("--worker", self._worker_address, *flags),
+            *("--worker", self._worker_address, "--metrics-listen", "off", *flags),
         )
         self.children.append(child)
         return child

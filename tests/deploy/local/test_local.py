@@ -20,9 +20,9 @@ from nanoserve import Client, FinishReason
 
 ROOT = Path(__file__).resolve().parents[3]
 SIMULATED = ["--simulate", "--worker-args=--vocab-size 100 --step-ms 20"]
-NO_TOKENIZER = "--scheduler-args=--no-tokenizer"
+NO_TOKENIZER = "--scheduler-args=--no-tokenizer --metrics-listen off"
 # A scheduler that looks for its worker elsewhere is never ready.
-LOST = "--scheduler-args=--no-tokenizer --worker unix:/nonexistent/worker.sock"
+LOST = "--scheduler-args=--no-tokenizer --metrics-listen off --worker unix:/nonexistent/worker.sock"
 
 
 def launcher(mode: str, *arguments: str) -> list[str]:

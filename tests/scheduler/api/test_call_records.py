@@ -73,8 +73,8 @@ async def test_a_stop_string_found_here_beats_the_engines_length(recorded, smoll
 
 REFUSED = [
     ({"text": "x", "max_tokens": 0}, "invalid", "INVALID_ARGUMENT"),
-    ({"text": "x", "request_id": "twice"}, "duplicate id", "ALREADY_EXISTS"),
-    ({"text": "x", "request_id": "full"}, "queue full", "RESOURCE_EXHAUSTED"),
+    ({"text": "x", "request_id": "twice"}, "duplicate_id", "ALREADY_EXISTS"),
+    ({"text": "x", "request_id": "full"}, "queue_full", "RESOURCE_EXHAUSTED"),
     ({"text": "x", "request_id": "away"}, "unavailable", "UNAVAILABLE"),
 ]
 
@@ -95,7 +95,7 @@ async def test_a_call_that_was_never_taken_is_a_refusal_by_reason(
     assert record.error == error.details()
     assert (record.queue_seconds, record.first_token_seconds) == (None, None)
     totals = served.engine.calls
-    assert totals.outcomes == totals.refusals == {outcome: 1}
+    assert totals.outcomes == totals.refusals == {outcome.replace("_", " "): 1}
     assert (totals.prompt_tokens, totals.output_tokens) == (0, 0)
 
 
@@ -114,7 +114,7 @@ async def test_a_failure_of_a_request_that_was_taken_is_no_refusal(recorded):
     failures = {"bad": Failure(0, FailureKind.NO_ROOM, "too small", usage=usage)}
     served, records = await recorded(ScriptedEngine([2], failures=failures))
     await served.error(text="x", request_id="bad")
-    assert (records[0].outcome, records[0].status) == ("no room", "RESOURCE_EXHAUSTED")
+    assert (records[0].outcome, records[0].status) == ("no_room", "RESOURCE_EXHAUSTED")
     assert (records[0].queue_seconds, records[0].first_token_seconds) == (0.1, None)
     assert served.engine.calls.outcomes == {"no room": 1}
     assert served.engine.calls.refusals == {}
@@ -284,7 +284,7 @@ async def test_totals_equal_what_the_clients_of_a_mixed_run_saw(recorded):
     seen["DEADLINE_EXCEEDED"] -= expired
     assert told == seen
     totals = served.engine.calls
-    assert totals.outcomes == Counter(record.outcome for record in records)
+    assert totals.outcomes == Counter(record.outcome.replace("_", " ") for record in records)
     cut = [record for record in records if record.outcome in ("cancelled", "deadline")]
     begun = sum(record.prompt_tokens for record in cut if record.output_tokens)
     assert totals.output_tokens == tokens + sum(record.output_tokens for record in cut)

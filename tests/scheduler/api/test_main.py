@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import select
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -27,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "protos")}
 STATIC = ("--policy", "static")
-WITHOUT_WORKER = ("-m", "scheduler", "--worker", "127.0.0.1:1")
+WITHOUT_WORKER = ("-m", "scheduler", "--worker", "127.0.0.1:1", "--metrics-listen", "off")
 
 
 class Process:
@@ -153,7 +155,7 @@ def test_as_process_1_it_ends_on_sigterm(start, model):
         pytest.skip("this user may not make process namespaces")
     command = ["unshare", "--fork", "--pid", "--kill-child", sys.executable, "-m", "scheduler"]
     popen = subprocess.Popen(
-        [*command, "--worker", "127.0.0.1:1", *model],
+        [*command, *WITHOUT_WORKER[2:], *model],
         cwd=ROOT,
         env=ENVIRONMENT,
         stderr=subprocess.PIPE,
@@ -177,6 +179,33 @@ def test_a_port_in_use_is_an_error_with_a_status(start, model):
     assert f"cannot start: --listen 127.0.0.1:{port}: cannot be bound" in process.log
 
 
+def test_a_metrics_port_in_use_stops_the_start(start):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        process = start("--no-tokenizer", "--metrics-listen", address)
+        assert process.exit_status() == 1
+    assert f"cannot start: --metrics-listen {address}: cannot be bound" in process.log
+
+
+def test_metrics_are_served_where_the_log_says(start):
+    process = start("--no-tokenizer", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0")
+    url = process.wait_for(r"metrics at (http://127\.0\.0\.1:\d+/metrics)")
+    with urllib.request.urlopen(url, timeout=5) as response:
+        assert b"\nnanoserve_ready 0.0\n" in response.read()
+
+
+def test_every_line_of_a_json_log_is_an_object_with_a_time_in_utc(start):
+    process = start("--no-tokenizer", "--listen", "127.0.0.1:0", "--log-format", "json")
+    process.wait_for("listening on")
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.exit_status() == 0
+    lines = [json.loads(line) for line in process.log.splitlines()]
+    assert "stopped" in [line["message"] for line in lines]
+    for line in lines:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["time"])
+        assert {"level", "logger", "message"} <= line.keys()
+
+
 @pytest.mark.parametrize(
     ("flags", "status", "message"),
     [
@@ -185,6 +214,9 @@ def test_a_port_in_use_is_an_error_with_a_status(start, model):
         (["--model", "nowhere"], 1, "cannot start: --model nowhere: no such folder"),
         (["--no-tokenizer", "--listen", "0.0.0.0:1"], 1, "cannot start: --listen 0.0.0.0:1"),
         (["--no-tokenizer", "--worker", "10.0.0.1:1"], 1, "cannot start: --worker 10.0.0.1:1"),
+        (["--no-tokenizer", "--metrics-listen", "9101"], 1, "cannot start: --metrics-listen 9101"),
+        (["--no-tokenizer", "--metrics-listen", "[::]:1"], 1, "start: --metrics-listen [::]:1"),
+        (["--no-tokenizer", "--log-format", "xml"], 2, "--log-format"),
         (["--no-tokenizer", "--max-queue", "-1"], 1, "cannot start: max_queue is -1"),
         (["--no-tokenizer", "--drain-timeout", "nan"], 1, "cannot start: --drain-timeout nan"),
         (["--no-tokenizer", "--static-batch", "8"], 2, "need --policy static"),
@@ -201,11 +233,13 @@ def test_wrong_flags_are_an_error_that_says_what_to_do(start, flags, status, mes
 
 def test_every_flag_has_help_with_its_default():
     text = parser().format_help()
-    for flag in ("--model", "--worker", "--listen", "--pipeline-depth", "--audit"):
+    flags = ("--model", "--worker", "--listen", "--pipeline-depth", "--audit", "--log-text")
+    for flag in flags:
         assert flag in text
     for action in parser()._actions:
         assert action.help, action.option_strings
-    for default in ("127.0.0.1:50051", "127.0.0.1:50052", "30.0", "3600.0", "1024"):
+    addresses = ("127.0.0.1:50051", "127.0.0.1:50052", "127.0.0.1:9101")
+    for default in (*addresses, "30.0", "3600.0", "1024"):
         assert f"(default: {default})" in " ".join(text.split())
 
 

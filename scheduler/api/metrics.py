@@ -1,0 +1,115 @@
+"""Prometheus's view of the engine's plain records, made when it is asked for.
+
+Names, units and buckets are vLLM's where the meaning is the same (README: Metrics). Nothing
+is counted here: a scrape reads, and the engine knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from scheduler.api.metric_names import REQUEST_TIMES, STEP_TIMES, histogram_family
+from scheduler.core.front_end import CallTotals, EngineStatus, FailureKind, FinishReason
+from scheduler.core.statistics import Statistics
+
+_FAILURES: tuple[FinishReason | FailureKind, ...] = tuple(FailureKind)
+_OUTCOMES = (*FinishReason, *_FAILURES)
+
+
+class MetricsSource(Protocol):
+    """What the engine shows. Written by its thread and read here without a lock."""
+
+    @property
+    def statistics(self) -> Statistics: ...
+
+    @property
+    def calls(self) -> CallTotals: ...
+
+    def status(self) -> EngineStatus: ...
+
+
+class SchedulerCollector(Collector):
+    def __init__(self, source: MetricsSource, clock: Callable[[], float] = time.monotonic) -> None:
+        self._source = source
+        self._clock = clock
+
+    def collect(self) -> Iterator[Metric]:
+        status, statistics = self._source.status(), self._source.statistics
+        yield from self._load(status)
+        yield from _calls(self._source.calls)
+        yield from _engine_totals(status, statistics)
+        for name, text, of in REQUEST_TIMES:
+            yield histogram_family(name, text, of(statistics.requests))
+        for name, text, of_steps in STEP_TIMES:
+            yield histogram_family(name, text, of_steps(statistics.steps))
+
+    def _load(self, status: EngineStatus) -> Iterator[Metric]:
+        limits = status.limits
+        usable = limits.usable_blocks if limits else 0
+        used = usable - status.free_blocks if usable else 0
+        age = max(0.0, self._clock() - status.loop_turned_at)
+        for name, text, value in (
+            ("ready", "1 if a worker is connected and the server is not draining", status.ready),
+            ("num_requests_running", "Requests that have a row", status.running),
+            ("num_requests_waiting", "Requests that wait for a row", status.waiting),
+            ("max_requests_running", "Rows", limits.max_rows if limits else 0),
+            ("kv_cache_usage_perc", "Used part of the blocks, 0 to 1", used / max(1, usable)),
+            ("kv_cache_blocks", "Blocks that requests can have", usable),
+            ("kv_cache_free_blocks", "Blocks that no request holds", status.free_blocks),
+            ("steps_in_flight", "Steps sent and not answered", status.steps_in_flight),
+            ("engine_loop_age_seconds", "Since the last turn of the engine's loop", age),
+        ):
+            yield GaugeMetricFamily(f"nanoserve_{name}", text, value)
+        worker = InfoMetricFamily("nanoserve_connected_worker", "None before the first")
+        if status.worker_incarnation:
+            incarnation = str(status.worker_incarnation)
+            worker.add_metric([], {"incarnation": incarnation, "device": status.worker_device})
+        yield worker
+
+
+def _calls(totals: CallTotals) -> Iterator[Metric]:
+    ends = CounterMetricFamily(
+        "nanoserve_requests", "Generate calls that have ended, by outcome", labels=["outcome"]
+    )
+    refusals = CounterMetricFamily(
+        "nanoserve_requests_refused",
+        "Of nanoserve_requests_total, the calls that were never taken, by reason",
+        labels=["reason"],
+    )
+    for family, counts, members in (
+        (ends, totals.outcomes, _OUTCOMES),
+        (refusals, totals.refusals, _FAILURES),
+    ):
+        for member in members:
+            family.add_metric([member.name.lower()], counts.get(member.value, 0))
+        yield family
+    yield _counter("prompt_tokens", "Prompt tokens of calls that got a token", totals.prompt_tokens)
+    yield _counter("generation_tokens", "Tokens passed on to clients", totals.output_tokens)
+
+
+def _engine_totals(status: EngineStatus, statistics: Statistics) -> Iterator[Metric]:
+    steps = statistics.steps
+    for name, text, value in (
+        ("num_preemptions", "Requests put back into the queue", status.preemptions),
+        ("recomputed_tokens", "Tokens computed and lost with a row", status.recomputed_tokens),
+        ("discarded_tokens", "Tokens sampled and not wanted", status.discarded_tokens),
+        ("steps", "Steps answered", status.steps),
+        ("step_sent_bytes", "Bytes of the steps answered", steps.bytes_sent),
+        ("step_received_bytes", "Bytes of their answers", steps.bytes_received),
+        ("worker_restarts", "Incarnations of the worker after the first", status.worker_restarts),
+    ):
+        yield _counter(name, text, value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"nanoserve_{name}", text, value)

@@ -1,0 +1,152 @@
+"""Serves /metrics to Prometheus on a thread of its own.
+
+Whoever scrapes is not trusted: a connection has a deadline for all of it, there are few at a
+time, and what a request may weigh is bounded. So a scraper that hangs, or thousands, cost the
+engine nothing but the time it takes to make an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import logging
+import socket
+import threading
+from http.client import HTTPException, parse_headers
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from scheduler.api.address import AddressError, check_address
+
+log = logging.getLogger(__name__)
+
+CONNECTION_SECONDS = 5.0
+MOST_CONNECTIONS = 16
+_LONGEST_HEAD = 16 << 10  # bytes
+_FLAG = "--metrics-listen"
+
+
+class MetricsServer:
+    """Bound when it is made, so that a port in use stops the start; answers from `start` on."""
+
+    def __init__(
+        self, listen: str, insecure: bool = False, seconds: float = CONNECTION_SECONDS
+    ) -> None:
+        """`listen` is HOST:PORT, `seconds` what a connection may take. Raises AddressError."""
+        check_address(_FLAG, listen, insecure)
+        if listen.startswith("unix:"):
+            raise AddressError(
+                f"{_FLAG} {listen}: Prometheus knows no unix sockets; give HOST:PORT"
+            )
+        self._socket = _bind(listen)
+        host, port = self._socket.getsockname()[:2]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._seconds = seconds
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._connections = 0
+        self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+
+    def start(self, collector: Collector) -> None:
+        self._registry.register(collector)
+        self._thread.start()
+        log.info("metrics at http://%s/metrics", self.address)
+
+    def close(self) -> None:
+        """Bounded by what an answer takes to make. May be called without a start."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join(1.0)
+        self._socket.close()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        except Exception:
+            log.exception("/metrics is not served any more; requests are")
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(
+            self._connected, sock=self._socket, limit=_LONGEST_HEAD, backlog=MOST_CONNECTIONS
+        )
+        await self._stopping.wait()
+        server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections += 1
+        try:
+            if self._connections <= MOST_CONNECTIONS:
+                async with asyncio.timeout(self._seconds):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    writer.write(self._answer(head))
+                    await writer.drain()
+                    writer.close()
+                    await writer.wait_closed()
+        except (TimeoutError, OSError, EOFError, asyncio.LimitOverrunError):
+            pass  # the scraper's own fault
+        finally:
+            self._connections -= 1
+            writer.transport.abort()
+
+    def _answer(self, head: bytes) -> bytes:
+        line, _, rest = head.partition(b"\r\n")
+        words = line.decode("latin-1").split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+            return _response("400 Bad Request", b"HTTP/1.1 is spoken here\n")
+        method, path = words[0], words[1].partition("?")[0]
+        if path != "/metrics":
+            return _response("404 Not Found", b"the metrics are at /metrics\n")
+        if method not in ("GET", "HEAD"):
+            return _response("405 Method Not Allowed", b"use GET\n", ("Allow: GET, HEAD",))
+        try:
+            accept = parse_headers(io.BytesIO(rest)).get("Accept", "")
+        except HTTPException as error:
+            return _response("400 Bad Request", f"{error!r}\n".encode())
+        status, body, headers = self._metrics(accept)
+        response = _response(status, body, headers)
+        return response if method == "GET" else response[: len(response) - len(body)]
+
+    def _metrics(self, accept: str) -> tuple[str, bytes, tuple[str, ...]]:
+        try:
+            encode, content_type = choose_encoder(accept)
+            return "200 OK", encode(self._registry), (f"Content-Type: {content_type}",)
+        except Exception:
+            log.exception("the metrics cannot be made")
+            return "500 Internal Server Error", b"see the server's log\n", ()
+
+
+def _response(status: str, body: bytes, headers: tuple[str, ...] = ()) -> bytes:
+    own = (f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close")
+    return "\r\n".join((*own, *headers, "", "")).encode("latin-1") + body
+
+
+def _bind(listen: str) -> socket.socket:
+    host, _, port = listen.rpartition(":")
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            result = socket.socket(family, kind, protocol)
+            with contextlib.ExitStack() as on_error:
+                on_error.callback(result.close)
+                # Not a port in use, but one whose last connections linger.
+                result.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                result.bind(address)
+                result.listen(MOST_CONNECTIONS)
+                on_error.pop_all()
+            return result
+    except OSError as error:
+        raise AddressError(f"{_FLAG} {listen}: cannot be bound: {error}") from error
+    raise AddressError(f"{_FLAG} {listen}: the name has no address")
