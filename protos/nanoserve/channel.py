@@ -21,6 +21,9 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_permit_without_calls", 0),
     # A restarted server is found within seconds; the default backs off to 2 minutes.
     ("grpc.max_reconnect_backoff_ms", 5_000),
+    # Each client has a connection of its own, so that several of one process may be served
+    # by several processes of the server. By default they would all share one.
+    ("grpc.use_local_subchannel_pool", 1),
     # A prompt of any length goes out: the server names its own limit. A response
     # is as large as what piled up while the reader was slow.
     ("grpc.max_send_message_length", -1),

@@ -1,0 +1,124 @@
+"""A scheduler with several front ends and a simulated worker, for a test."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+import psutil
+
+from deploy.local.child import Child
+from nanoserve.v1 import inference_pb2 as pb
+from nanoserve.v1 import inference_pb2_grpc as pb_grpc
+from tests.end_to_end.servers import start
+from worker.simulated_tokens import expected_tokens
+
+T = TypeVar("T")
+VOCAB = 1000
+BLOCKS = 4000
+PROMPT = [1, 2, 3]
+
+
+class FrontEnds:
+    """The processes, started; `stop` ends what is left of them."""
+
+    def __init__(
+        self, folder: Path, count: int, *flags: str, worker_flags: tuple[str, ...] = ()
+    ) -> None:
+        worker = f"unix:{folder}/worker.sock"
+        self.worker = start(
+            "worker",
+            *("--simulate", "--vocab-size", str(VOCAB), "--num-blocks", str(BLOCKS + 1)),
+            *("--step-ms", "1", "--listen", worker, "--metrics-listen", "off", *worker_flags),
+        )
+        self.scheduler = start_scheduler(worker, "--frontends", str(count), *flags)
+        self.address = wait_for(lambda: listening(self.scheduler), "the port is known")
+        self.count = count
+        wait_for(lambda: len(self.processes()) == count, "all are started")
+        wait_for(self.ready, "it is ready")
+
+    def processes(self) -> list[psutil.Process]:
+        """The front ends that serve."""
+        with_port = f":{self.address.rpartition(':')[2]}"
+        return [
+            child
+            for child in psutil.Process(self.scheduler.pid).children()
+            if any(f":{c.laddr.port}" == with_port for c in connections(child, "LISTEN"))
+        ]
+
+    def connected(self) -> list[int]:
+        """How many connections each front end has."""
+        return [len(connections(child, "ESTABLISHED")) for child in self.processes()]
+
+    def ready(self) -> bool:
+        with channel(self.address) as opened:
+            stub = pb_grpc.InferenceServiceStub(opened)
+            return bool(stub.GetStatus(pb.GetStatusRequest(), timeout=5).ready)
+
+    def stop(self) -> None:
+        for child in (self.scheduler, self.worker):
+            child.stop(0, threading.Event())
+
+
+def start_scheduler(worker: str, *flags: str) -> Child:
+    own = ("--no-tokenizer", "--audit", "--worker", worker, "--listen", "127.0.0.1:0")
+    own += ("--metrics-listen", "127.0.0.1:0")
+    return start("scheduler", *own, *flags)
+
+
+def listening(scheduler: Child) -> str | None:
+    """Its address, once it is in the log."""
+    found = re.search(r"listening on (127\.0\.0\.1:\d+)", "\n".join(scheduler._lines))
+    return found[1] if found else None
+
+
+def connections(process: psutil.Process, state: str) -> list:
+    """Over TCP."""
+    return [c for c in process.net_connections("tcp") if c.status == state]
+
+
+def channel(address: str) -> grpc.Channel:
+    """With a connection of its own, where channels of one process would share one."""
+    return grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+def wait_for(condition: Callable[[], T | None], what: str) -> T:
+    """What `condition` returns once that is true. Raises AssertionError after 20 seconds."""
+    give_up = time.monotonic() + 20
+    while time.monotonic() < give_up:
+        if result := condition():
+            return result
+        time.sleep(0.02)
+    raise AssertionError(f"it never came true that {what}")
+
+
+def request(count: int, prompt: Sequence[int] = PROMPT, **fields: object) -> pb.GenerateRequest:
+    ids = pb.TokenIds(ids=prompt)
+    return pb.GenerateRequest(token_ids=ids, max_tokens=count, temperature=0, **fields)
+
+
+async def stream(stub: pb_grpc.InferenceServiceStub, seed: int) -> int:
+    """Runs one call; how many tokens it had. Raises if one of them is wrong."""
+    prompt, count = [seed % VOCAB, seed // 7 % VOCAB], 20 + seed % 50
+    tokens: list[int] = []
+    async for response in stub.Generate(request(count, prompt)):
+        tokens.extend(response.token_ids)
+    assert tokens == expected_tokens(prompt, count, VOCAB)
+    return count
+
+
+async def streams(address: str, count: int, channels: int) -> int:
+    """Runs as many calls at once over as many connections; how many tokens they had."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    opened = [grpc.aio.insecure_channel(address, options=options) for _ in range(channels)]
+    stubs = [pb_grpc.InferenceServiceStub(channel) for channel in opened]
+    tokens = await asyncio.gather(*(stream(stubs[i % channels], i) for i in range(count)))
+    for channel in opened:
+        await channel.close()
+    return sum(tokens)
