@@ -155,8 +155,8 @@ class _Load:
         seconds = math.inf if plan.seconds is None else plan.seconds
         order = Looped(0, arrivals.users, range(count), seconds)
         at, timelines = self._give("", order, plan.warm_up_seconds)
-        sent = sum(timeline.sent is not None for timeline in timelines)
-        is_timed = sent < (plan.requests or math.inf)
+        # Users who run out of conversations stop before the time is up.
+        is_timed = len(timelines) < (plan.requests or math.inf)
         self._add(at, timelines, plan.seconds if is_timed else None, None, arrivals.users)
 
     def _climb(self, ramp: Ramp) -> float | None:
