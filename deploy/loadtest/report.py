@@ -39,7 +39,13 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
 
 def report_main(args: argparse.Namespace) -> int:
     """Raises OSError, and ValueError for a file or limit that is none."""
-    run = Run.load(args.run)
+    publish(Run.load(args.run), args)
+    return 0
+
+
+def publish(run: Run, args: argparse.Namespace) -> Summary:
+    """Prints the report and writes its files, as the output arguments say. Raises OSError,
+    and ValueError for a limit that is none."""
     summary = Summary.of(run, limits_of(run, args.goodput))
     if args.json:
         json.dump(summary.to_json(), sys.stdout, indent=1)
@@ -48,7 +54,7 @@ def report_main(args: argparse.Namespace) -> int:
         print_summary(summary, Console())
     if args.out:
         write_report(run, summary, args.out)
-    return 0
+    return summary
 
 
 def limits_of(run: Run, words: list[str] | None) -> Limits:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
 from rich.console import Console
@@ -11,10 +10,8 @@ from rich.console import Console
 from deploy.loadtest.flags import plan_from
 from deploy.loadtest.fleet import LoadError
 from deploy.loadtest.progress_bar import ProgressBar
-from deploy.loadtest.report import limits_of, write_report
+from deploy.loadtest.report import publish
 from deploy.loadtest.run import run_load
-from deploy.loadtest.summary import Summary
-from deploy.loadtest.terminal import print_summary
 from deploy.local.stop_signals import StopSignals
 
 EXIT_DOES_NOT_COUNT = 1
@@ -38,14 +35,7 @@ def run_main(args: argparse.Namespace) -> int:
         return EXIT_DOES_NOT_COUNT
     if args.save:
         run.save(args.save)
-    summary = Summary.of(run, limits_of(run, args.goodput))
-    if args.json:
-        json.dump(summary.to_json(), sys.stdout, indent=1)
-        print()
-    else:
-        print_summary(summary, Console())
-    if args.out:
-        write_report(run, summary, args.out)
+    summary = publish(run, args)
     if run.interrupted:
         return EXIT_INTERRUPTED
-    return EXIT_DOES_NOT_COUNT if summary.lag.void_reason else 0
+    return EXIT_DOES_NOT_COUNT if summary.void else 0
