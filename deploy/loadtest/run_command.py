@@ -26,6 +26,11 @@ def run_main(args: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"loadtest: {error}", file=sys.stderr)
         return EXIT_WRONG_FLAGS
+    # Before the run, not after it.
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+    if args.save:
+        args.save.parent.mkdir(parents=True, exist_ok=True)
     signals = StopSignals()
     try:
         with ProgressBar(plan, Console(stderr=True)) as bar:
