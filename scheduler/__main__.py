@@ -137,6 +137,20 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
         help="most tokens of one step; None: 512 with a worker on a CPU, else the worker's limit",
     )
     group.add_argument(
+        "--step-timeout",
+        metavar="SECONDS",
+        type=float,
+        help="longest wait for a step's answer; then the worker's pool is given up and every "
+        "running request recomputed; None: 450 with a worker on a CPU, else 90",
+    )
+    group.add_argument(
+        "--recovery-timeout",
+        metavar="SECONDS",
+        type=float,
+        default=300.0,
+        help="how long requests wait for a worker that is away before they end with UNAVAILABLE",
+    )
+    group.add_argument(
         "--audit", action="store_true", help="check the books after every step (slower)"
     )
 

@@ -83,6 +83,8 @@ def engine_maker(
         max_step_tokens=flags.max_step_tokens,
         max_queue=flags.max_queue,
         audit=flags.audit,
+        step_timeout=flags.step_timeout,
+        recovery_timeout=flags.recovery_timeout,
     )
     policy = _policy(flags)
     link = (make_link or _grpc_link)(flags, folder.fingerprint if folder else None)

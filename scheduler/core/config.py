@@ -7,25 +7,40 @@ from dataclasses import dataclass
 CPU_DEPTH = 2
 GPU_DEPTH = 3
 CPU_STEP_TOKENS = 512
+CPU_STEP_TIMEOUT = 450.0  # seconds
+STEP_TIMEOUT = 90.0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """`pipeline_depth` and `max_step_tokens` None take the defaults for the worker's
     device: depth 2 on a CPU and 3 elsewhere; 512 tokens on a CPU, where a longer step
-    would hold up every stream, and as many as the worker takes elsewhere. Raises
-    ValueError for a value out of range."""
+    would hold up every stream, and as many as the worker takes elsewhere. `step_timeout`:
+    seconds after which a worker that owes an answer is given up; None is half as much again
+    as the worker's own default, by which it should have ended itself. Raises ValueError for a
+    value out of range."""
 
     pipeline_depth: int | None = None
     max_step_tokens: int | None = None
     max_queue: int = 1024  # requests beyond one for each row
     audit: bool = False  # check the books after every turn
+    recovery_timeout: float = 300.0  # seconds that requests wait for a worker that is away
+    step_timeout: float | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("pipeline_depth", 1), ("max_step_tokens", 1), ("max_queue", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} is {value}, must be at least {least}")
+
+        for name in ("recovery_timeout", "step_timeout"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < 1e6:
+                raise ValueError(f"{name} is {value} seconds, must be above 0 and below 1e6")
+
+    def step_timeout_on(self, device: str) -> float:
+        default = CPU_STEP_TIMEOUT if device == "cpu" else STEP_TIMEOUT
+        return default if self.step_timeout is None else self.step_timeout
 
     def depth_on(self, device: str) -> int:
         return self.pipeline_depth or (CPU_DEPTH if device == "cpu" else GPU_DEPTH)

@@ -30,9 +30,11 @@ from scheduler.core.front_end import (
 from scheduler.core.incarnation import Incarnation, begin, carry_over
 from scheduler.core.outbox import Outbox
 from scheduler.core.policy import Policy
+from scheduler.core.presence import Presence
 from scheduler.core.request import Request, Verdict
 from scheduler.core.snapshot import take_snapshot
 from scheduler.core.statistics import Statistics
+from scheduler.core.suspects import OneByOne, blame, in_flight, is_suspect
 from scheduler.core.totals import Totals
 from scheduler.core.worker_link import (
     Connected,
@@ -46,6 +48,7 @@ from scheduler.core.worker_link import (
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
+DRAINING = "the server is draining"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +88,13 @@ class Engine:
         self.worker: Incarnation | None = None  # None before the first connection
         self._link = link
         self._front_end = front_end
-        self._policy = policy or ContinuousBatching()
+        self._policy = OneByOne(policy or ContinuousBatching())
         self._clock = clock
         self._on_fatal = on_fatal
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._outbox = Outbox()
-        self._missing = "no worker has connected yet"  # why not ready; empty if ready
+        self._presence = Presence(config.recovery_timeout)
+        self._culprit_found = False  # since the last connection: others are not to blame
         self._drain_deadline: float | None = None
         self._stopped = False
         self._orders = itertools.count()
@@ -155,8 +159,9 @@ class Engine:
             self._handle(message)
         now = self._clock()
         if self._drain_deadline is not None and now >= self._drain_deadline:
-            self._fail_all("the drain timeout passed")
+            self._fail_all("when the drain timeout passed")
         if self.worker is not None:
+            self._watch_worker(self.worker, now)
             end_batch(self.worker.ledger, self._outbox, now)
             self._send_steps(self.worker)
             if self.config.audit:
@@ -191,14 +196,14 @@ class Engine:
             case Connected():
                 self._on_connected(message)
             case Disconnected():
-                self._missing = f"the worker is away: {message.reason}"
+                self._presence.away(message.reason, self._clock())
             case StepRefused():
                 self._on_refused(message)
             case _Drain():
                 self._drain_deadline = message.deadline
             case _Stop():
                 self._stopped = True
-                self._fail_all("the server stopped")
+                self._fail_all("when the server stopped")
 
     def _send_steps(self, worker: Incarnation) -> None:
         while True:
@@ -230,9 +235,10 @@ class Engine:
     # Requests.
 
     def _on_submission(self, submission: Submission) -> None:
-        worker = self.worker
-        if worker is None or self._closing:
-            why = "the server is draining" if self._closing else self._missing
+        worker, now = self.worker, self._clock()
+        why = DRAINING if self._closing else self._presence.turns_away(now)
+        if worker is None or why:
+            why = why or self._presence.why_not_ready(now)
             self._outbox.fail(submission.handle, FailureKind.UNAVAILABLE, why)
             return
         failure = refusal(submission, worker.ledger, worker.limits, self.config.max_queue)
@@ -257,10 +263,11 @@ class Engine:
         self._outbox.end(Failure(request.handle, kind, message, usage=usage))
 
     def _fail_all(self, reason: str) -> None:
+        """`reason` follows "not finished"."""
         if self.worker is not None:
             release_held(self.worker.ledger, self._outbox, self._clock())
             for request in list(self.worker.ledger.by_handle.values()):
-                message = f"not finished when {reason}"
+                message = f"not finished {reason}"
                 self._fail(self.worker, request, FailureKind.UNAVAILABLE, message)
 
     def _expire_waiting(self, worker: Incarnation, now: float) -> None:
@@ -282,6 +289,8 @@ class Engine:
         step = self.worker.window.answered(answer.step_id, seconds, now)
         self.statistics.steps.answered(answer, len(step.all_requests), step.num_tokens)
         accept(self.worker.ledger, step, answer, self._outbox, now)
+        if len(answer.tokens):
+            self._presence.breaker.progressed()
 
     def _on_refused(self, refused: StepRefused) -> None:
         """Ends the request at fault; the others are recomputed on the next incarnation."""
@@ -291,6 +300,7 @@ class Engine:
         request = self._at_fault(self.worker, refused)
         if request is not None and not request.ended and request.verdict is None:
             message = f"the worker refused its step: {refused.message}"
+            self._culprit_found = True
             self._fail(self.worker, request, FailureKind.INTERNAL, message)
 
     @staticmethod
@@ -306,15 +316,44 @@ class Engine:
     def _on_connected(self, connected: Connected) -> None:
         info, old = connected.info, self.worker
         log.info("worker %016x is connected (%s)", info.incarnation, info.device)
-        self._missing = ""
-        if connected.resumed:
+        self._presence.connected()
+        if connected.resumed and old is not None:
+            old.window.resumed(self._clock())
             return
         self.worker = begin(info, self.config, self._policy, self.statistics)
         if old is not None:
-            self.totals.worker_restarts += 1
-            release_held(old.ledger, self._outbox, self._clock())
-            for failure in carry_over(old.ledger.close(), self.worker, self._clock()):
-                self._outbox.end(failure)
+            self._recover(old, self.worker, self._clock())
+
+    def _recover(self, old: Incarnation, new: Incarnation, now: float) -> None:
+        """Takes over the requests of a lost incarnation, to be recomputed; who is to blame for
+        the loss is found as scheduler/core/suspects.py says."""
+        self.totals.worker_restarts += 1
+        release_held(old.ledger, self._outbox, now)
+        lost = in_flight(old.window)
+        requests = old.ledger.close()
+        for failure in carry_over(requests, new, now):
+            self._outbox.end(failure)
+        blamed, self._culprit_found = not self._culprit_found, False
+        culprit = blame(lost) if blamed else None
+        if culprit is not None and not culprit.ended:
+            message = f"the worker ended {culprit.crashes} times in a row while it computed this"
+            self._fail(new, culprit, FailureKind.INTERNAL, message)
+        elif blamed:
+            self._presence.breaker.lost(now)
+        self._policy.suspect(r for r in requests if is_suspect(r) and not r.ended)
+
+    def _watch_worker(self, worker: Incarnation, now: float) -> None:
+        """Gives up a worker that owes an answer for too long, and after a while those who wait
+        for one."""
+        timeout = self.config.step_timeout_on(worker.info.device)
+        step = worker.window.overdue(now, timeout)
+        if step is not None and self._presence.is_connected:
+            reason = f"it did not answer step {step.step_id} for {timeout:g} s"
+            log.error("giving up the worker: %s", reason)
+            self._presence.away(reason, now)
+            self._link.give_up()
+        if worker.ledger.num_requests and (reason := self._presence.turns_away(now)):
+            self._fail_all(f"as {reason}")
 
     @property
     def _closing(self) -> bool:
@@ -322,9 +361,10 @@ class Engine:
 
     def _take_status(self) -> EngineStatus:
         worker, totals = self.worker, self.totals
+        reason = DRAINING if self._closing else self._presence.why_not_ready(self._clock())
         return EngineStatus(
-            ready=not self._missing and not self._closing,
-            reason="the server is draining" if self._closing else self._missing,
+            ready=not reason,
+            reason=reason,
             limits=worker.limits if worker else None,
             worker_incarnation=worker.info.incarnation if worker else 0,
             worker_device=worker.info.device if worker else "",

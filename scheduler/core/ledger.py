@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 
 import numpy as np
@@ -17,8 +18,7 @@ from scheduler.core.statistics import Statistics
 class Ledger:
     """The books of one worker's pool and rows.
 
-    A waiting request holds no row and no block. The waiting are in order of
-    arrival: whoever was put back arrived before all that never ran.
+    A waiting request holds no row and no block. The waiting are in order of arrival.
     """
 
     def __init__(
@@ -58,20 +58,26 @@ class Ledger:
 
     def admit_head(self, now: float) -> int:
         """Gives the first of the waiting a row."""
-        request = self.waiting.popleft()
+        return self.admit(self.waiting[0], now)
+
+    def admit(self, request: Request, now: float) -> int:
+        """Gives one of the waiting a row."""
+        self.waiting.remove(request)
         if request.started_at is None:
             request.started_at = now
             self.totals.prompt_tokens += request.prompt_len
         return self.rows.take(request)
 
     def preempt(self, row: int) -> Request:
-        """Puts the row's request back at the head of the waiting. Tokens in flight
-        stay its own; it is admitted again once they are answered."""
+        """Puts the row's request back at its place among the waiting, which is the head
+        unless one that arrived earlier was passed over. Tokens in flight stay its own; it
+        is admitted again once they are answered."""
         unanswered = int(self.rows.known[row] - self.rows.accepted[row])
         self._count_preemption(row)
         request = self.vacate(row)
         request.unanswered = unanswered
-        self.waiting.appendleft(request)
+        ahead = itertools.takewhile(lambda other: other.order < request.order, self.waiting)
+        self.waiting.insert(sum(1 for _ in ahead), request)
         return request
 
     def end(self, request: Request, keep_row: bool = False) -> None:
@@ -87,9 +93,10 @@ class Ledger:
         del self.by_handle[request.handle]
         del self.by_id[request.request_id]
 
-    def youngest_runnable(self) -> int:
-        """The row to preempt first. Raises ValueError if none is runnable."""
+    def youngest_runnable(self, besides: int = NO_ROW) -> int:
+        """The row to preempt first, not `besides`. Raises ValueError if none is runnable."""
         rows = np.flatnonzero(self.rows.runnable)
+        rows = rows[rows != besides]
         return int(rows[self.rows.order[rows].argmax()])
 
     def close(self) -> list[Request]:

@@ -46,6 +46,9 @@ class Request:
     started_at: float | None = None  # time.monotonic() of the first step planned
     first_token_at: float | None = None
     last_token_at: float = 0.0  # as old as its admission while it has a row
+    # Of the worker in a row while it was in flight, and its tokens at the last of them.
+    crashes: int = 0
+    crashed_at: int = 0
     recomputed: int = 0  # tokens computed and lost with a row
     stop_ids: np.ndarray = field(init=False)  # int32, in no order
 

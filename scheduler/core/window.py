@@ -56,6 +56,14 @@ class Window:
         lookahead = max(LOOKAHEAD_SECONDS, LOOKAHEAD_SHARE * predicted[0])
         return max(0.0, self._busy_since + sum(predicted) - now - lookahead)
 
+    def overdue(self, now: float, timeout: float) -> StepInFlight | None:
+        """The step being waited for, if that has taken longer than `timeout` seconds."""
+        return self.steps[0] if self.steps and now - self._busy_since > timeout else None
+
+    def resumed(self, now: float) -> None:
+        """The unanswered steps were sent again: what they are waited for counts anew."""
+        self._busy_since = now
+
     def sent(self, step: StepInFlight, now: float) -> None:
         if not self.steps:
             self._busy_since = now

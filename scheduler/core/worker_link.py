@@ -141,4 +141,9 @@ class WorkerLink(Protocol):
         kept and sent on resumption, or dropped with its incarnation."""
         ...
 
+    def give_up(self) -> None:
+        """Ends the stream of a worker that does not answer; it gets a Reset, and with that a
+        new incarnation, before it is used again. Never blocks."""
+        ...
+
     def close(self) -> None: ...

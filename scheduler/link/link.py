@@ -71,7 +71,7 @@ class GrpcWorkerLink:
         self._window = Window()
         self._call: StepCall | None = None
         self._channels: tuple[grpc.Channel, ...] = ()
-        self._refused = False
+        self._must_reset = False
         self._reason = ""  # why there is no connection, as last posted
         self._thread = threading.Thread(target=self._run, name="worker-link", daemon=True)
 
@@ -84,6 +84,12 @@ class GrpcWorkerLink:
         with self._lock:
             if self._window.add(message) and self._call:
                 self._call.put(message)
+
+    def give_up(self) -> None:
+        with self._lock:
+            self._must_reset = True
+            if self._call:
+                self._call.cancel()
 
     def close(self) -> None:
         """Ends the connection and the thread; nothing is posted after it returns."""
@@ -100,7 +106,7 @@ class GrpcWorkerLink:
             try:
                 self._session()
                 # Not at once after a refusal either: what recomputes may be refused again.
-                reason = "a refused step" if self._refused else "the end of the stream"
+                reason = "a refused step" if self._must_reset else "the end of the stream"
             except ConnectRefused as error:
                 reason, lasting = str(error), True
             except grpc.RpcError as error:
@@ -145,10 +151,10 @@ class GrpcWorkerLink:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise ConnectRefused(_describe(error)) from None
             raise
-        if self._refused and response.incarnation == self._window.incarnation:
+        if self._must_reset and response.incarnation == self._window.incarnation:
             stub.Reset(worker_pb2.ResetRequest(epoch=self._epoch), timeout=_CONTROL_SECONDS)
             response = stub.Connect(request, timeout=_CONTROL_SECONDS)
-        self._refused = False
+        self._must_reset = False
         return worker_info(response)
 
     def _open(self, call: StepCall, info: WorkerInfo) -> None:
@@ -180,7 +186,7 @@ class GrpcWorkerLink:
                     sent, round_trip = self._window.answered(result.step_id)
             except LookupError as error:
                 log.error("the worker at %s answers out of order: %s", self._address, error)
-                self._refused = True
+                self._must_reset = True
                 return
             self._backoff.reset()
             self._inbox.post(step_answer(result, round_trip, sent.ByteSize()))
@@ -189,7 +195,7 @@ class GrpcWorkerLink:
         refusal = result.refusal
         reason = worker_pb2.RefusalReason.Name(refusal.reason)
         log.error("the worker refused step %d: %s: %s", result.step_id, reason, refusal.message)
-        self._refused = True
+        self._must_reset = True
         self._inbox.post(
             StepRefused(
                 result.step_id,

@@ -77,6 +77,7 @@ class FakeWorker:
         self.slots: dict[int, tuple[int, ...]] = {}
         self.unanswered: deque[StepAnswer] = deque()
         self.inbox: Inbox | None = None
+        self.given_up = 0
 
     def start(self, inbox: Inbox) -> None:
         self.inbox = inbox
@@ -84,6 +85,9 @@ class FakeWorker:
     def connect(self, resumed: bool = False) -> None:
         assert self.inbox is not None
         self.inbox.post(Connected(self.info, resumed))
+
+    def give_up(self) -> None:
+        self.given_up += 1
 
     def close(self) -> None:
         pass

@@ -1,0 +1,99 @@
+"""Finds the request that crashes the worker, so that it fails alone and takes nobody with it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+
+from scheduler.core.hold import Hold
+from scheduler.core.ledger import Ledger
+from scheduler.core.policy import Decision, Policy
+from scheduler.core.request import NO_ROW, Request
+from scheduler.core.window import Window
+
+# Crashes in a row, without a token of the request in between, that make it a suspect.
+CRASHES = 2
+
+
+def in_flight(window: Window) -> list[Request]:
+    """The requests in unanswered steps that have not ended, by arrival."""
+    found = {request for step in window.steps for request in step.all_requests}
+    return sorted((r for r in found if not r.ended), key=lambda request: request.order)
+
+
+def blame(requests: list[Request]) -> Request | None:
+    """Notes a crash of the worker on the requests that were in flight, whose tokens must be
+    up to date. The one that did it, if that is certain: a suspect that ran alone."""
+    culprit = None
+    if len(requests) == 1 and is_suspect(requests[0]):
+        culprit = requests[0]
+    for request in requests:
+        made = len(request.tokens)
+        request.crashes = request.crashes + 1 if made == request.crashed_at else 1
+        request.crashed_at = made
+    return culprit
+
+
+def is_suspect(request: Request) -> bool:
+    return request.crashes >= CRASHES and len(request.tokens) == request.crashed_at
+
+
+class OneByOne:
+    """A policy around another: while there are suspects nobody else is in a step, and of them
+    one at a time, until it has made a token. The others keep what they hold and pause.
+
+    A policy whose rows outlive their requests knows no suspects: it may not preempt.
+    """
+
+    def __init__(self, inner: Policy) -> None:
+        self._inner = inner
+        self._suspects: deque[Request] = deque()
+
+    @property
+    def hold(self) -> Hold:
+        return self._inner.hold
+
+    def suspect(self, requests: Iterable[Request]) -> None:
+        """Takes the place of those suspected before."""
+        self._suspects = deque(requests if self.hold is Hold.NOTHING else ())
+
+    def decide(self, ledger: Ledger, budget: int, now: float) -> Decision:
+        while self._suspects and _is_cleared(ledger, self._suspects[0]):
+            self._suspects.popleft()
+        if not self._suspects:
+            return self._inner.decide(ledger, budget, now)
+        return _alone(ledger, self._suspects[0], budget, now)
+
+    def due(self, ledger: Ledger, now: float) -> float | None:
+        return None if self._suspects else self._inner.due(ledger, now)
+
+
+def _is_cleared(ledger: Ledger, request: Request) -> bool:
+    waits = request.row == NO_ROW
+    made = len(request.tokens) if waits else int(ledger.rows.accepted[request.row])
+    return request.ended or made > request.crashed_at
+
+
+def _alone(ledger: Ledger, request: Request, budget: int, now: float) -> Decision:
+    """The suspect's next chunk. Its first token is awaited before anything else is sent, so
+    that no step of another is in flight beside it."""
+    rows, tables, row = ledger.rows, ledger.tables, request.row
+    nothing = Decision(np.empty(0, np.int64), np.empty(0, np.int64), [])
+    if row == NO_ROW:
+        known, computed = len(request.tokens), 0
+    else:
+        known, computed = int(rows.known[row]), int(rows.computed[row])
+        if known > rows.accepted[row]:
+            return nothing
+    chunk = min(known - computed, budget)
+    held = 0 if row == NO_ROW else int(tables.num_blocks[row])
+    missing = tables.blocks_for(computed + chunk) - held
+    while missing > ledger.allocator.num_free or (row == NO_ROW and not rows.num_free):
+        ledger.preempt(ledger.youngest_runnable(besides=row))
+    admitted = []
+    if row == NO_ROW:
+        row = ledger.admit(request, now)
+        admitted.append(row)
+    return Decision(np.array([row]), np.array([chunk]), admitted)

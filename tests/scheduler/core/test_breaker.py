@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from scheduler.core.breaker import COOLDOWN_SECONDS, LOSSES, WINDOW_SECONDS, Breaker
+from scheduler.core.front_end import Failure, FailureKind
+from tests.scheduler.core.harness import Harness
+
+
+def crash(harness: Harness, times: int) -> None:
+    for _ in range(times):
+        harness.turn()
+        harness.worker.restart()
+        harness.turn()
+
+
+def test_the_breaker_opens_at_the_last_of_the_losses_in_a_row() -> None:
+    breaker = Breaker()
+    assert [breaker.lost(float(now)) for now in range(LOSSES)] == [False] * (LOSSES - 1) + [True]
+    opened = LOSSES - 1.0
+    assert f"crashed {LOSSES} times in a row" in breaker.reason(opened)
+    assert breaker.reason(opened + COOLDOWN_SECONDS - 0.1)
+    assert breaker.reason(opened + COOLDOWN_SECONDS) == ""
+
+
+def test_progress_and_time_make_the_losses_forgotten() -> None:
+    breaker = Breaker()
+    for now in range(LOSSES - 1):
+        breaker.lost(float(now))
+    breaker.progressed()
+    assert not any(breaker.lost(10.0 + now) for now in range(LOSSES - 1))
+    assert not breaker.lost(10.0 + LOSSES + WINDOW_SECONDS + 1)
+
+
+def test_a_loss_after_the_cooldown_opens_it_for_twice_as_long() -> None:
+    breaker = Breaker()
+    for _ in range(LOSSES):
+        breaker.lost(0.0)
+    now = COOLDOWN_SECONDS
+    assert breaker.reason(now) == ""
+    assert breaker.lost(now)
+    assert breaker.reason(now + 2 * COOLDOWN_SECONDS - 0.1)
+    assert breaker.reason(now + 2 * COOLDOWN_SECONDS) == ""
+
+
+def test_a_crash_loop_ends_requests_turns_new_ones_away_and_says_so() -> None:
+    harness = Harness()
+    handles = [harness.submit([i, i], 5) for i in range(40)]
+    harness.turn()
+    # Nobody ever makes a token, and of the suspects one after the other is the only one in
+    # flight: those fail as culprits, so the losses that nobody explains are the first two.
+    crash(harness, 2)
+    breaker = harness.engine._presence.breaker
+    for _ in range(LOSSES - 2):
+        breaker.lost(harness.now)
+    harness.turn()
+    assert not harness.engine.status().ready
+    assert "crashed 5 times in a row" in harness.engine.status().reason
+    ends = [harness.front_end.ends[handle] for handle in handles]
+    assert {end.kind for end in ends if isinstance(end, Failure)} == {FailureKind.UNAVAILABLE}
+    late = harness.submit([1], 2)
+    harness.turn()
+    end = harness.front_end.ends[late]
+    assert isinstance(end, Failure)
+    assert end.kind is FailureKind.UNAVAILABLE
+    assert "crashed 5 times in a row" in end.message
+    harness.now += COOLDOWN_SECONDS
+    harness.turn()
+    assert harness.engine.status().ready
+    again = harness.submit([1], 2)
+    harness.run()
+    assert not isinstance(harness.front_end.ends[again], Failure)
+
+
+def test_a_worker_that_is_lost_over_and_over_while_idle_opens_it_too() -> None:
+    harness = Harness()
+    crash(harness, LOSSES)
+    assert not harness.engine.status().ready
