@@ -66,6 +66,8 @@ def _add_limits(add: _Add) -> None:
     most = "8192 on CUDA, 2048 elsewhere, or --max-rows if that is more"
     add("--max-step-tokens", "largest step", int, "TOKENS", most)
     add("--max-steps-in-flight", "unanswered steps", 4, "STEPS")
+    timeout = "longest that a step may take; then the process ends with status 1"
+    add("--step-timeout", timeout, float, "SECONDS", "60 on CUDA, 300 on a CPU, 60 simulated")
     add("--max-decode-steps", "decode repetitions of one step", 8, "N")
 
 
@@ -79,6 +81,8 @@ def _add_simulation(add: _Add) -> None:
     add("--avoid-tokens", "ids never drawn, such as end tokens", _ids, "ID,ID", "none")
     add("--non-finite-tokens", "a row that ends on one is not finite", _ids, "ID,ID", "none")
     add("--crash-tokens", "a step that computes one is fatal", _ids, "ID,ID", "none")
+    hang = "a step that computes one never ends, nor lets other threads run"
+    add("--hang-tokens", hang, _ids, "ID,ID", "none")
 
 
 def _adder(group: argparse._ActionsContainer) -> _Add:
@@ -110,8 +114,9 @@ def main() -> NoReturn:
     # After the handlers are in place: these take a while.
     from worker.address import ListenAddress, metrics_address
     from worker.log import start_logging
-    from worker.process import ProcessOptions, run
-    from worker.start import make_executor
+    from worker.process import ProcessOptions, exit_on_fatal, run
+    from worker.start import make_watched_executor
+    from worker.watchdog import check_timeout
 
     start_logging("debug" if options.debug else "info", options.log_format)
     try:
@@ -122,10 +127,11 @@ def main() -> NoReturn:
             drain_timeout=options.drain_timeout,
             check_slots=options.debug or options.simulate,
         )
+        check_timeout(options.step_timeout)
     except ValueError as error:
         print(f"python -m worker: {error}", file=sys.stderr)
         sys.exit(2)
-    run(signals, process, lambda: make_executor(options))
+    run(signals, process, lambda: make_watched_executor(options, exit_on_fatal))
 
 
 if __name__ == "__main__":

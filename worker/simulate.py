@@ -10,6 +10,7 @@ writes that slot first.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import time
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ class SimulationOptions:
     script: tuple[int, ...] = ()  # output ids by output position; the last one repeats
     non_finite_tokens: frozenset[int] = frozenset()  # a row that ends on one is not finite
     crash_tokens: frozenset[int] = frozenset()  # a step that computes one is fatal
+    # A step that computes one never ends, and holds the interpreter's lock for ever.
+    hang_tokens: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         for name in ("step_ms", "token_us"):
@@ -111,8 +114,10 @@ class SimulatedExecutor:
         positions = token_positions(step.query_lens, context_lens)
         token_rows = np.repeat(step.rows, step.query_lens)
         tokens = self._tokens[token_rows, positions]
-        if self._options.crash_tokens and np.isin(tokens, list(self._options.crash_tokens)).any():
+        if _any_of(tokens, self._options.crash_tokens):
             raise RuntimeError("a crash token was computed")
+        if _any_of(tokens, self._options.hang_tokens):
+            ctypes.PyDLL(None).pause()  # PyDLL keeps the lock
         before = context_lens - step.query_lens - 1
         history = np.where(before >= 0, self._read(step.rows, before), np.uint64(0))
         sums = _running_sums(token_values(tokens, positions), step.query_lens)
@@ -168,6 +173,10 @@ class SimulatedExecutor:
         wrong = self._pool[slots] - self._prefixes[rows[:, None], positions]
         wrong[positions >= context_lens[:, None]] = 0
         return mix((wrong * mix(positions.astype(np.uint64) + np.uint64(1))).sum(axis=1))
+
+
+def _any_of(tokens: np.ndarray, ids: frozenset[int]) -> bool:
+    return bool(ids) and bool(np.isin(tokens, list(ids)).any())
 
 
 def _running_sums(values: np.ndarray, lens: np.ndarray) -> np.ndarray:

@@ -7,18 +7,22 @@ import json
 import logging
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from worker.executor import Executor
 from worker.geometry import Geometry
 from worker.model.errors import ModelError
 from worker.model.fingerprint import fingerprint
+from worker.watchdog import DEFAULT_TIMEOUTS, StepTimeout, Watchdog, WatchedExecutor
 
 if TYPE_CHECKING:
     from worker.kv_pool import KVPool
     from worker.model.llama import Llama
 
 log = logging.getLogger(__name__)
+
+_Number = TypeVar("_Number", int, float)
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _STEP_TOKENS = {"cuda": 8192, "cpu": 2048, "simulated": 2048}
@@ -27,6 +31,15 @@ _SIMULATED_BLOCKS = 4096
 
 class StartError(Exception):
     """What is wrong with flags, model folder or memory, in words for the person who starts."""
+
+
+def make_watched_executor(
+    flags: argparse.Namespace, on_hang: Callable[[StepTimeout], object]
+) -> Executor:
+    """As make_executor, and its steps are watched: `on_hang` gets a StepTimeout."""
+    executor = make_executor(flags)
+    timeout = _given(flags.step_timeout, DEFAULT_TIMEOUTS[executor.geometry.device])
+    return WatchedExecutor(executor, Watchdog(timeout, on_hang))
 
 
 def make_executor(flags: argparse.Namespace) -> Executor:
@@ -66,7 +79,7 @@ def _step_tokens(flags: argparse.Namespace, device: str) -> int:
     return _given(flags.max_step_tokens, max(_STEP_TOKENS[device], flags.max_rows))
 
 
-def _given(flag: int | None, default: int) -> int:
+def _given(flag: _Number | None, default: _Number) -> _Number:
     """A flag's value; 0 is one, for the checks to refuse."""
     return default if flag is None else flag
 
@@ -98,6 +111,7 @@ def _simulation(flags: argparse.Namespace) -> Executor:
         script=read_script(flags.script, vocab_size) if flags.script else (),
         non_finite_tokens=flags.non_finite_tokens or frozenset(),
         crash_tokens=flags.crash_tokens or frozenset(),
+        hang_tokens=flags.hang_tokens or frozenset(),
     )
     return SimulatedExecutor(geometry, options)
 

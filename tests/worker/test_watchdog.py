@@ -1,0 +1,62 @@
+"""A step that hangs ends the process, whatever it holds."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import grpc
+import pytest
+
+from nanoserve.v1 import worker_pb2_grpc
+from tests.worker.running_worker import Stream, connect
+from tests.worker.step_messages import first_step
+from tests.worker.test_process import SIMULATED
+from tests.worker.worker_process import WorkerProcess, worker_process
+from worker.watchdog import StepTimeout, Watchdog
+
+
+def run_first_step(worker: WorkerProcess) -> None:
+    """Its last prompt token is 14."""
+    with grpc.insecure_channel(worker.address()) as channel:
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        incarnation = connect(stub).incarnation
+        stream = Stream(stub, 5)  # a call that nobody holds is cancelled
+        stream.send(first_step(incarnation))
+        assert worker.wait() == 1
+
+
+def test_a_step_that_holds_the_interpreters_lock_for_ever_ends_the_process_with_1() -> None:
+    with worker_process(*SIMULATED, "--hang-tokens", "14", "--step-timeout", "1") as worker:
+        run_first_step(worker)
+        assert "Timeout (" in worker.log
+        assert "in _repetition" in worker.log, "the stacks show where it hangs"
+
+
+def test_a_device_that_never_answers_ends_the_process_with_1_and_the_reason() -> None:
+    with worker_process(*SIMULATED, "--step-ms", "300000", "--step-timeout", "1") as worker:
+        run_first_step(worker)
+        assert "fatal: a step was not done within the step timeout of 1 s" in worker.log
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
+def test_a_step_timeout_out_of_range_is_refused(value: str) -> None:
+    with worker_process("--simulate", "--step-timeout", value) as worker:
+        assert worker.wait() == 2
+        assert "--step-timeout is" in worker.log
+
+
+def test_only_work_that_takes_too_long_is_a_hang() -> None:
+    hangs: list[StepTimeout] = []
+    hung = threading.Event()
+    watchdog = Watchdog(0.5, lambda error: (hangs.append(error), hung.set()))
+    watchdog.start()
+    for _ in range(40):
+        with watchdog.watching():
+            time.sleep(0.02)
+    assert watchdog.oldest() == 0.0
+    assert not hung.is_set()
+    with watchdog.watching():
+        assert hung.wait(30)
+        assert watchdog.oldest() >= 0.5
+    assert str(hangs[0]) == "a step was not done within the step timeout of 0.5 s"
