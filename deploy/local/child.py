@@ -69,6 +69,11 @@ class Child:
     def last_line(self) -> str:
         return self._lines[-1] if self._lines else ""
 
+    @property
+    def lines(self) -> list[str]:
+        """The last lines of its output so far."""
+        return list(self._lines)
+
     def tail(self) -> str:
         """The last lines of its output, once it has ended."""
         self._reader.join(timeout=2)

@@ -1,0 +1,75 @@
+"""Debian's Prometheus, for a test: it scrapes, and answers queries."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import threading
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.end_to_end.servers import wait_until
+
+MISSING = [name for name in ("prometheus", "promtool") if not shutil.which(name)]
+
+# Jobs by name, each with one target.
+_CONFIG = """
+global:
+  scrape_interval: 500ms
+scrape_configs:
+"""
+_JOB = """
+- job_name: {job}
+  static_configs:
+  - targets: ["{target}"]
+"""
+
+
+class Prometheus:
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def query(self, expression: str) -> dict[str, float]:
+        """The values of an instant query, by job."""
+        query = urllib.parse.urlencode({"query": expression})
+        url = f"http://{self._address}/api/v1/query?{query}"
+        with urllib.request.urlopen(url, timeout=10) as response:
+            result = json.load(response)["data"]["result"]
+        values = {one["metric"].get("job", ""): float(one["value"][1]) for one in result}
+        assert len(values) == len(result), f"{expression} has several series of one job"
+        return values
+
+
+@contextmanager
+def prometheus(folder: Path, targets: dict[str, str]) -> Iterator[Prometheus]:
+    """Scrapes `targets`, HOST:PORT by job, twice a second, until the block ends."""
+    jobs = (_JOB.format(job=job, target=target) for job, target in targets.items())
+    config = folder / "prometheus.yml"
+    config.write_text(_CONFIG + "".join(jobs))
+    command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
+    process = subprocess.Popen(
+        [*command, "--web.listen-address=127.0.0.1:0"], stderr=subprocess.PIPE, text=True
+    )
+    lines: list[str] = []
+    reader = threading.Thread(target=lambda: lines.extend(process.stderr or ()), daemon=True)
+    reader.start()
+    try:
+        wait_until(lambda: any("Server is ready" in line for line in lines), "it is ready")
+        (address,) = re.findall(r'"Listening on" address=(\S+)', "".join(lines))
+        yield Prometheus(address)
+    finally:
+        process.kill()
+        process.wait()
+        reader.join(10)
+
+
+def lint(text: str) -> str:
+    """What promtool finds wrong with a text of metrics."""
+    command = ["promtool", "check", "metrics"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=30)
+    return f"{done.stdout}{done.stderr}" + (f"exit {done.returncode}" if done.returncode else "")
