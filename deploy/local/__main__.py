@@ -2,8 +2,9 @@
 together.
 
 serve runs both in the foreground until Ctrl-C, which drains them; a second Ctrl-C kills
-them. run starts both on a unix socket, runs a command against them (its NANOSERVE_ADDRESS
-is set) and stops them again; its exit status is the command's.
+them. A worker that ends meanwhile is started again. run starts both on a unix socket, runs
+a command against them (its NANOSERVE_ADDRESS is set) and stops them again; its exit status
+is the command's.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         scheduler_args=tuple(shlex.split(args.scheduler_args)),
         echo=args.command is None or args.verbose,
         stop_patience=args.stop_timeout,
+        restart_worker=args.command is None,
     )
     signals = StopSignals()
     try:

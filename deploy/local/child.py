@@ -40,6 +40,7 @@ class Child:
 
     def __init__(self, name: str, command: Sequence[str], echo: bool) -> None:
         self.name = name
+        self._command = command
         self._echo = echo
         self._lines: deque[str] = deque(maxlen=_TAIL_LINES)
         self._process = subprocess.Popen(
@@ -55,6 +56,10 @@ class Child:
         )
         self._reader = threading.Thread(target=self._read, name=f"{name} output", daemon=True)
         self._reader.start()
+
+    def again(self) -> Child:
+        """Another one like it."""
+        return Child(self.name, self._command, self._echo)
 
     @property
     def pid(self) -> int:

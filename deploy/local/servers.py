@@ -19,6 +19,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from deploy.local.child import Child
+from deploy.local.restarts import Restarts
 from deploy.local.stop_signals import StopSignals
 
 _WORKER_PATIENCE = 10.0  # seconds; the worker has nothing to drain once the scheduler is gone
@@ -43,7 +44,8 @@ class Interrupted(Exception):
 @dataclass(frozen=True)
 class ServerSettings:
     """What to start. `listen` None: the scheduler gets a unix socket of its own.
-    `stop_patience`: seconds that the scheduler may take to drain."""
+    `stop_patience`: seconds that the scheduler may take to drain. `restart_worker`: a worker
+    that ends once both were ready is started again."""
 
     model: Path | None
     listen: str | None
@@ -52,6 +54,7 @@ class ServerSettings:
     scheduler_args: tuple[str, ...]
     echo: bool
     stop_patience: float
+    restart_worker: bool = False
 
 
 class Servers:
@@ -66,6 +69,7 @@ class Servers:
         self._signals = signals
         self._folder = Path(tempfile.mkdtemp(prefix="nanoserve-"))
         self._children: list[Child] = []
+        self._restarts: Restarts | None = None  # from the moment that both were ready
         self.address = settings.listen or f"unix:{self._folder}/scheduler.sock"
 
     def __enter__(self) -> Self:
@@ -116,12 +120,18 @@ class Servers:
                     raise TimeoutError(f"the servers were not ready within {timeout:g} s")
                 progress(self._children[0].last_line)
                 time.sleep(_POLL)
+        if self._settings.restart_worker:
+            self._restarts = Restarts(time.monotonic())
 
     def check(self) -> None:
-        """Raises ServerDied if a server has ended."""
+        """To be called often. Raises ServerDied if a server has ended, unless it is the worker
+        and is started again."""
         for child in self._children:
             if (status := child.exit_status) is not None:
-                ended = f"exit status {status}" if status >= 0 else _signal_name(-status)
+                if child.name == "worker" and self._restarts is not None:
+                    self._restart_worker(self._restarts, child, status)
+                    continue
+                ended = _ending(status)
                 tail = child.tail()
                 output = "" if self._settings.echo else f". The end of its output:\n{tail}"
                 raise ServerDied(f"the {child.name} ended ({ended}){output}")
@@ -152,6 +162,18 @@ class Servers:
         command = [sys.executable, "-m", name, *flags]
         self._children.append(Child(name, command, echo=self._settings.echo))
 
+    def _restart_worker(self, restarts: Restarts, worker: Child, status: int) -> None:
+        now = time.monotonic()
+        if (delay := restarts.ended(now)) is not None:
+            print(
+                f"the worker ended ({_ending(status)}); starting it again in {delay:g} s, and "
+                "running requests go on then",
+                file=sys.stderr,
+            )
+        if restarts.is_due(now):
+            restarts.started(now)
+            self._children[self._children.index(worker)] = worker.again()
+
     @staticmethod
     def _is_serving(health: health_pb2_grpc.HealthStub) -> bool:
         with contextlib.suppress(grpc.RpcError):
@@ -169,6 +191,10 @@ def _answers(address: str) -> bool:
         socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
         return True
     return False
+
+
+def _ending(status: int) -> str:
+    return f"exit status {status}" if status >= 0 else _signal_name(-status)
 
 
 def _signal_name(number: int) -> str:

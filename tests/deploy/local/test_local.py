@@ -10,13 +10,16 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from deploy.local.restarts import Restarts
 from nanoserve import Client, FinishReason
+from worker.simulated_tokens import expected_tokens
 
 ROOT = Path(__file__).resolve().parents[3]
 SIMULATED = ["--simulate", "--worker-args=--vocab-size 100 --step-ms 20"]
@@ -166,6 +169,31 @@ def test_serve_drains_on_an_interrupt_and_leaves_nothing(
     assert [name for name in os.listdir(folder) if name != "public.sock"] == []
 
 
+def test_servers_beside_others_have_their_metrics_elsewhere_and_tell_where(
+    launch: Callable[..., Launcher], folder: Path
+) -> None:
+    urls: list[str] = []
+    for name in ("one", "two"):
+        listen = f"--listen=unix:{folder}/{name}.sock"
+        serving = launch("serve", "--scheduler-args=--no-tokenizer", listen)
+        serving.wait_for("ready at")
+        for server in ("worker", "scheduler"):
+            line = serving.wait_for(f"{server}: metrics at ")
+            url = line.rpartition(" ")[2]
+            with urllib.request.urlopen(url, timeout=10) as response:
+                assert b"nanoserve_" in response.read()
+            urls.append(url)
+    assert len(set(urls)) == 4
+
+
+def test_servers_of_a_command_serve_no_metrics(launch: Callable[..., Launcher]) -> None:
+    running = launch("run", "--verbose", "--scheduler-args=--no-tokenizer", "--", "true")
+    status, output = running.end()
+    assert status == 0, output
+    assert "listening on" in output
+    assert "metrics" not in output
+
+
 def test_a_second_interrupt_kills(launch: Callable[..., Launcher], folder: Path) -> None:
     serving = launch("serve", NO_TOKENIZER, f"--listen=unix:{folder}/public.sock")
     serving.wait_for("ready at")
@@ -194,6 +222,45 @@ def test_the_death_of_one_server_stops_the_other_and_is_told(
     assert status == 1
     assert f"the {victim} ended (SIGKILL). The end of its output:" in output
     assert is_gone(survivor)
+
+
+def test_serve_starts_a_killed_worker_again_and_open_streams_go_on(
+    launch: Callable[..., Launcher], folder: Path
+) -> None:
+    serving = launch("serve", NO_TOKENIZER, f"--listen=unix:{folder}/public.sock")
+    serving.wait_for("ready at")
+    with Client(f"unix:{folder}/public.sock") as client:
+        generation = client.generate(token_ids=[1, 2], max_tokens=60, temperature=0, timeout=60)
+        tokens = list(next(generation).token_ids)
+        for delay in ("0.5", "1"):
+            worker = serving.child("worker")
+            worker.kill()
+            serving.wait_for(f"the worker ended (SIGKILL); starting it again in {delay} s")
+            wait_until(lambda gone=worker: is_gone(gone))
+            tokens += next(generation).token_ids
+        tokens += generation.collect().token_ids
+    assert tokens == expected_tokens([1, 2], 60, 100)
+    serving.process.send_signal(signal.SIGINT)
+    status, output = serving.end()
+    assert status == 0, output
+
+
+def test_restarts_come_later_and_later_until_it_has_run_steadily() -> None:
+    restarts = Restarts(started=0.0)
+    delays = []
+    now = 0.0
+    for _ in range(9):
+        now += 1.0
+        delay = restarts.ended(now)
+        assert delay is not None
+        delays.append(delay)
+        assert restarts.ended(now) is None
+        assert not restarts.is_due(now + delay - 0.1)
+        now += delay
+        assert restarts.is_due(now)
+        restarts.started(now)
+    assert delays == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+    assert restarts.ended(now + 60.0) == 0.5
 
 
 def test_a_server_that_does_not_start_is_told_with_its_own_words(

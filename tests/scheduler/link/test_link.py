@@ -297,6 +297,22 @@ def test_a_worker_that_hangs_is_noticed_and_resumed_when_it_goes_on() -> None:
         assert [inbox.next(StepAnswer).step_id for _ in range(2)] == [1, 2]
 
 
+def test_a_worker_that_was_given_up_is_reset_before_it_is_used_again() -> None:
+    with (
+        running_worker(options=SimulationOptions(step_ms=3000)) as worker,
+        linked(worker.address) as (link, inbox),
+    ):
+        first = inbox.next(Connected).info.incarnation
+        link.send(empty_plan(1, first))
+        link.give_up()
+        assert "CANCELLED" in inbox.next(Disconnected).reason
+        connected = inbox.next(Connected)
+        assert not connected.resumed
+        assert connected.info.incarnation == worker.session.status().incarnation != first
+        link.give_up()
+        assert inbox.next(Connected).info.incarnation not in (first, connected.info.incarnation)
+
+
 def test_closing_ends_the_stream_whatever_the_link_is_doing() -> None:
     with linked(free_address()) as (_, inbox):
         inbox.next(Disconnected)
