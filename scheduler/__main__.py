@@ -193,7 +193,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     static = {flags.static_batch, flags.static_wait, flags.static_return}
     if flags.policy != "static" and static != {None}:
         parser().error("--static-batch, --static-wait and --static-return need --policy static")
-    start_logging(flags.log_level, flags.log_format)
+    number = flags.front_end[1] if flags.front_end else None
+    start_logging(flags.log_level, flags.log_format, number)
     try:
         return _run(flags, sys.argv[1:] if arguments is None else arguments)
     except StartError as error:

@@ -13,10 +13,12 @@ from datetime import UTC, datetime
 FORMATS = ("human", "json")
 
 
-def start_logging(level: str, form: str) -> None:
-    """On stderr. `level` in lower case, `form` one of FORMATS."""
+def start_logging(level: str, form: str, front_end: int | None = None) -> None:
+    """On stderr. `level` in lower case, `form` one of FORMATS. `front_end`: the number of the
+    front end whose process this is, for each line to tell."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else HumanFormatter())
+    formatter = JsonFormatter if form == "json" else HumanFormatter
+    handler.setFormatter(formatter(front_end))
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
@@ -27,11 +29,12 @@ def timestamp(record: logging.LogRecord) -> str:
 
 
 class HumanFormatter(logging.Formatter):
-    """`TIME LEVEL LOGGER: message name=value ...`; a value with anything but printable ASCII
-    without spaces is written as JSON."""
+    """`TIME LEVEL [front-end-N] LOGGER: message name=value ...`; a value with anything but
+    printable ASCII without spaces is written as JSON."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    def __init__(self, front_end: int | None = None) -> None:
+        part = "" if front_end is None else f"front-end-{front_end} "
+        super().__init__(f"%(asctime)s %(levelname)s {part}%(name)s: %(message)s")
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002
         return timestamp(record)
@@ -43,13 +46,19 @@ class HumanFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line, in ASCII, with `time`, `level`, `logger` and `message`."""
+    """One object a line, in ASCII, with `time`, `level`, `logger` and `message`, and in the
+    process of a front end its number as `front_end`."""
+
+    def __init__(self, front_end: int | None = None) -> None:
+        super().__init__()
+        self._part = {} if front_end is None else {"front_end": front_end}
 
     def format(self, record: logging.LogRecord) -> str:
         values = {
             "time": timestamp(record),
             "level": record.levelname.lower(),
             "logger": record.name,
+            **self._part,
             "message": record.getMessage(),
             **getattr(record, "fields", {}),
         }

@@ -64,9 +64,10 @@ def _serve(
     # Here, so that the front ends load at the same time as we do.
     from scheduler.fronts.parent import serve_apart
     from scheduler.fronts.supervisor import FrontEndError
-    from scheduler.run import engine_maker, model_folder, start_errors
+    from scheduler.run import engine_maker, model_folder, server_config, start_errors
 
     with start_errors():
+        server_config(flags, flags.listen)  # checked here too: to be told once
         make_engine = engine_maker(flags, model_folder(flags))
         gc.freeze()
         try:

@@ -6,7 +6,10 @@ import asyncio
 import re
 import threading
 import time
+import urllib.request
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,11 +40,21 @@ class FrontEnds:
             *("--simulate", "--vocab-size", str(VOCAB), "--num-blocks", str(BLOCKS + 1)),
             *("--step-ms", "1", "--listen", worker, "--metrics-listen", "off", *worker_flags),
         )
-        self.scheduler = start_scheduler(worker, "--frontends", str(count), *flags)
+        self.scheduler = start_scheduler(
+            worker, "--frontends", str(count), "--metrics-listen", "127.0.0.1:0", *flags
+        )
         self.address = wait_for(lambda: listening(self.scheduler), "the port is known")
+        (self._metrics,) = re.findall(r"metrics at (http://\S+)", log_of(self.scheduler))
         self.count = count
         wait_for(lambda: len(self.processes()) == count, "all are started")
         wait_for(self.ready, "it is ready")
+
+    def metrics(self) -> dict[str, float]:
+        """What /metrics says, by name with labels."""
+        with urllib.request.urlopen(self._metrics, timeout=5) as response:
+            text = response.read().decode()
+        lines = [line.rpartition(" ") for line in text.splitlines() if line[0] != "#"]
+        return {name: float(value) for name, _, value in lines}
 
     def processes(self) -> list[psutil.Process]:
         """The front ends that serve."""
@@ -74,8 +87,13 @@ def start_scheduler(worker: str, *flags: str) -> Child:
 
 def listening(scheduler: Child) -> str | None:
     """Its address, once it is in the log."""
-    found = re.search(r"listening on (127\.0\.0\.1:\d+)", "\n".join(scheduler._lines))
+    found = re.search(r"listening on (127\.0\.0\.1:\d+)", log_of(scheduler))
     return found[1] if found else None
+
+
+def log_of(scheduler: Child) -> str:
+    """The last lines."""
+    return "\n".join(list(scheduler._lines))
 
 
 def connections(process: psutil.Process, state: str) -> list:
@@ -103,22 +121,45 @@ def request(count: int, prompt: Sequence[int] = PROMPT, **fields: object) -> pb.
     return pb.GenerateRequest(token_ids=ids, max_tokens=count, temperature=0, **fields)
 
 
-async def stream(stub: pb_grpc.InferenceServiceStub, seed: int) -> int:
-    """Runs one call; how many tokens it had. Raises if one of them is wrong."""
+@dataclass
+class Totals:
+    """What clients have seen."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+async def one_stream(stub: pb_grpc.InferenceServiceStub, seed: int, totals: Totals) -> None:
+    """Runs one call, a bad one for some seeds. Raises if a token is wrong."""
     prompt, count = [seed % VOCAB, seed // 7 % VOCAB], 20 + seed % 50
+    expected = expected_tokens(prompt, count, VOCAB)
+    stop = [expected[9]] if seed % 5 == 1 else []
+    if stop:
+        expected = expected[: expected.index(stop[0]) + 1]
+    if seed % 20 == 3:
+        prompt = [VOCAB]
     tokens: list[int] = []
-    async for response in stub.Generate(request(count, prompt)):
-        tokens.extend(response.token_ids)
-    assert tokens == expected_tokens(prompt, count, VOCAB)
-    return count
+    try:
+        async for response in stub.Generate(request(count, prompt, stop_token_ids=stop)):
+            tokens.extend(response.token_ids)
+    except grpc.aio.AioRpcError as error:
+        totals.outcomes[error.code().name.lower()] += 1
+        return
+    totals.outcomes["stop" if stop else "length"] += 1
+    assert tokens == expected
+    totals.prompt_tokens += len(prompt)
+    totals.output_tokens += len(tokens)
 
 
-async def streams(address: str, count: int, channels: int) -> int:
-    """Runs as many calls at once over as many connections; how many tokens they had."""
+async def run_streams(address: str, count: int, channels: int) -> Totals:
+    """So many calls at once over so many connections."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     opened = [grpc.aio.insecure_channel(address, options=options) for _ in range(channels)]
     stubs = [pb_grpc.InferenceServiceStub(channel) for channel in opened]
-    tokens = await asyncio.gather(*(stream(stubs[i % channels], i) for i in range(count)))
+    totals = Totals()
+    calls = (one_stream(stubs[seed % channels], seed, totals) for seed in range(count))
+    await asyncio.gather(*calls)
     for channel in opened:
         await channel.close()
-    return sum(tokens)
+    return totals

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -24,9 +25,10 @@ from tests.end_to_end.front_ends import (
     channel,
     connections,
     listening,
+    log_of,
     request,
+    run_streams,
     start_scheduler,
-    streams,
     wait_for,
 )
 from worker.simulated_tokens import expected_tokens
@@ -88,12 +90,31 @@ def code_of(call: Iterator[pb.GenerateResponse]) -> grpc.StatusCode:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_200_streams_at_once_all_get_the_right_tokens(start: Start, count: int) -> None:
+def test_200_streams_at_once_get_the_right_tokens_and_metrics_count_what_clients_count(
+    start: Start, count: int
+) -> None:
     servers = start(count)
-    tokens = asyncio.run(streams(servers.address, 200, channels=12))
+    totals = asyncio.run(run_streams(servers.address, 200, channels=12))
     wait_for(lambda: is_whole(servers), "the pool is whole")
-    assert status(servers).output_tokens == tokens
+    wait_for(lambda: sum(outcomes(servers).values()) == 200, "all are counted")
+    assert totals.outcomes["invalid_argument"] == 10
+    assert outcomes(servers) == {
+        "stop": totals.outcomes["stop"],
+        "length": totals.outcomes["length"],
+        "invalid": 10,
+    }
+    metrics = servers.metrics()
+    assert metrics['nanoserve_requests_refused_total{reason="invalid"}'] == 10
+    assert metrics["nanoserve_prompt_tokens_total"] == totals.prompt_tokens == 2 * 190
+    assert metrics["nanoserve_generation_tokens_total"] == totals.output_tokens
     assert len(servers.processes()) == count
+
+
+def outcomes(servers: FrontEnds) -> dict[str, float]:
+    """Calls by how they ended, of /metrics."""
+    found = re.compile(r'nanoserve_requests_total\{outcome="(.+)"\}').fullmatch
+    values = ((found(name), value) for name, value in servers.metrics().items())
+    return {match[1]: value for match, value in values if match and value}
 
 
 def test_a_request_id_is_one_request_on_all_front_ends(start: Start, stubs) -> None:
@@ -149,7 +170,7 @@ def test_a_killed_front_end_takes_its_own_streams_with_it_and_is_replaced(
     wait_for(lambda: len(servers.processes()) == 2, "another one serves")
     assert set(servers.processes()) - set(before)
     wait_for(lambda: is_whole(servers), "the pool is whole")
-    asyncio.run(streams(servers.address, 40, channels=8))
+    asyncio.run(run_streams(servers.address, 40, channels=8))
 
 
 def test_a_drain_lets_the_streams_of_all_front_ends_finish(start: Start, stubs) -> None:
@@ -162,7 +183,7 @@ def test_a_drain_lets_the_streams_of_all_front_ends_finish(start: Start, stubs) 
     os.kill(servers.scheduler.pid, signal.SIGTERM)
     for process in processes:  # as a service manager may do to the whole group
         process.send_signal(signal.SIGTERM)
-    wait_for(lambda: "draining" in "\n".join(servers.scheduler._lines), "it drains")
+    wait_for(lambda: "draining" in log_of(servers.scheduler), "it drains")
     refused = {grpc.StatusCode.UNAVAILABLE}
     wait_for(lambda: {ending(stub) for stub in opened} == refused, "new calls are refused")
     for call, tokens in zip(calls, got, strict=True):
@@ -206,7 +227,7 @@ def test_front_ends_do_not_outlive_the_engines_process(start: Start, stubs, kill
     for number in kills:
         os.kill(servers.scheduler.pid, number)
         if number == signal.SIGTERM:
-            wait_for(lambda: "draining" in "\n".join(servers.scheduler._lines), "it heard")
+            wait_for(lambda: "draining" in log_of(servers.scheduler), "it heard")
     wait_for(lambda: servers.scheduler.exit_status is not None, "it ended")
     assert servers.scheduler.exit_status != 0
     assert {code_of(call) for call in calls} == {grpc.StatusCode.UNAVAILABLE}
