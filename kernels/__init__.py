@@ -23,9 +23,10 @@ class Ops:
     """The functions that a model is made of; `kernels.reference` documents each.
 
     `plan_rope(positions, cos_sin, slot_mapping)`,
-    `plan_decode(k_pool, block_tables, rows, context_lens)` and
+    `plan_decode(k_pool, block_tables, rows, context_lens, total_context)` and
     `plan_prefill(k_pool, block_tables, rows, query_starts, context_lens)` prepare what all layers
-    of a step share; an op given no `plan` makes its own. k_pool is any layer's.
+    of a step share; an op given no `plan` makes its own. k_pool is any layer's; total_context is an
+    upper bound of the context lengths' sum.
     """
 
     face: str
@@ -37,7 +38,10 @@ class Ops:
     silu_and_mul: Callable[..., torch.Tensor]
     pack_weight: Callable[[torch.Tensor], PackedWeight]
     linear: Callable[..., torch.Tensor]
-    sample: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    sample: Callable[..., torch.Tensor]
+    gather_rows: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    scatter: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+    step_tokens: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     plan_decode: Callable[..., Any] = _no_plan
     plan_prefill: Callable[..., Any] = _no_plan
     plan_rope: Callable[..., Any] = _no_plan
@@ -69,7 +73,7 @@ def ops(device: torch.device | str, face: str = "auto") -> Ops:
     from kernels import triton_ops
 
     triton_ops.check_device(kind)
-    return _table(triton_ops, "triton")
+    return _table(triton_ops, "triton", plan_decode=triton_ops.plan_decode)
 
 
 def _table(module: Any, face: str, **plans: Callable[..., Any]) -> Ops:

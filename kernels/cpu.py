@@ -19,6 +19,7 @@ from kernels.noise import MIN_TEMPERATURE, gumbel, noise_bits, row_keys, token_h
 
 __all__ = [
     "add_rms_norm",
+    "gather_rows",
     "linear",
     "pack_weight",
     "paged_attention_decode",
@@ -29,7 +30,9 @@ __all__ = [
     "rms_norm",
     "rope_and_write_kv",
     "sample",
+    "scatter",
     "silu_and_mul",
+    "step_tokens",
 ]
 
 
@@ -106,15 +109,25 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def sample(
-    logits: torch.Tensor, temperatures: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    temperatures: torch.Tensor,
+    seeds: torch.Tensor,
+    tokens: torch.Tensor,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     top, ids = logits.max(dim=-1)
     non_finite = top.isfinite().logical_not_()
     ids = ids.int().masked_fill_(non_finite, 0)
+    temperatures = temperatures.index_select(0, rows)
     drawn = ((temperatures >= MIN_TEMPERATURE) & ~non_finite).nonzero().view(-1)
     if drawn.numel():
+        seeds = seeds.index_select(0, rows)
         ids[drawn] = _draw(logits, temperatures, seeds, positions, drawn)
-    return ids, non_finite
+    tokens.view(-1).index_copy_(0, rows.long() * tokens.shape[1] + positions, ids)
+    answers = ids - non_finite.int()
+    return answers if out is None else out.copy_(answers)
 
 
 def _draw(
@@ -142,3 +155,33 @@ def _draw(
 @cache
 def _token_hashes(vocab: int) -> torch.Tensor:
     return token_hashes(torch.arange(vocab, dtype=torch.int32))
+
+
+def gather_rows(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    return table.index_select(0, index)
+
+
+def scatter(out: torch.Tensor, at: torch.Tensor, values: torch.Tensor) -> None:
+    out.index_copy_(0, at, values)
+
+
+def step_tokens(
+    tokens: torch.Tensor,
+    rows: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lens: torch.Tensor,
+    num_tokens: int,
+    max_query_len: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    line_starts = rows.long() * tokens.shape[1]
+    if max_query_len == 1:
+        positions = context_lens - 1
+    else:
+        # A token's position less its index in the step is one value per sequence.
+        lens = query_starts.diff()
+        positions = torch.arange(num_tokens, dtype=torch.int32)
+        positions += (context_lens - query_starts[1:]).repeat_interleave(
+            lens, output_size=num_tokens
+        )
+        line_starts = line_starts.repeat_interleave(lens, output_size=num_tokens)
+    return tokens.view(-1).index_select(0, line_starts + positions), positions

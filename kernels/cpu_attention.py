@@ -61,6 +61,7 @@ def plan_decode(
     block_tables: torch.Tensor,
     rows: torch.Tensor,
     context_lens: torch.Tensor,
+    total_context: int = 0,  # noqa: ARG001 - a launch bound of other faces
 ) -> tuple[DecodeGroup, ...]:
     """What all layers of a step share; k_pool is any layer's, for its block size and dtype."""
     padded = [padded_length(length) for length in context_lens.tolist()]

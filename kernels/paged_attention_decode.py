@@ -1,9 +1,9 @@
 """Paged decode attention: one query per sequence, read through the block table.
 
-A program takes one sequence, one K/V head and one split of SPLIT positions; the query heads of the
-K/V head share its loads, padded to the 16 rows of a matrix instruction. The split size is fixed, so
-the order of every sum depends on the row's own context length alone. A row of one split is finished
-at once; the others leave partial results in fp32, which a second kernel merges.
+An item of the plan is a sequence's split of SPLIT positions; a program takes every n-th item for
+one K/V head. The query heads of a K/V head share its loads, padded to the 16 rows of a matrix
+instruction. A row of one split is finished at once; the others leave partial results in fp32,
+which a second kernel merges. The order of every sum depends on the row's own context length alone.
 """
 
 import math
@@ -13,107 +13,112 @@ import triton
 import triton.language as tl
 
 from kernels.attention_tile import add_tile, load_tile
+from kernels.decode_plan import ITEM, SPLIT, DecodePlan, plan_decode
 from kernels.launch import INTERPRETED, is_fp32, next_power_of_2
 
-SPLIT = 256
 # Partial results merged at a time. Which of the two depends on the row's own count alone, so that,
 # as with the split, no neighbour changes the order of a sum.
 FEW, MANY = 4, 32
+# Programs per K/V head: enough to fill a card for one sequence, and one for each of many.
+LEAST_WALKERS, MOST_WALKERS = 64, 256
 
 
 @triton.jit
 def decode_kernel(
-    q, k_pool, v_pool, block_tables, rows, context_lens, out, partial, partial_stats,
-    scale, table_width, max_splits,
+    q, k_pool, v_pool, block_tables, items, count, out, partial, partial_stats,
+    scale, table_width,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, ITEM: tl.constexpr, TILE: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    context = tl.load(context_lens + sequence)
-    start = split * SPLIT
-    if start >= context and split > 0:
-        return
-    end = tl.minimum(start + SPLIT, context)
-    table = block_tables + tl.load(rows + sequence).to(tl.int64) * table_width
-
+    kv_head = tl.program_id(0)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     members = tl.arange(0, BLOCK_G)
     heads = kv_head * GROUP + members
     dims = tl.arange(0, BLOCK_D)
     real = (members < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-    offsets = (sequence.to(tl.int64) * HEADS + heads[:, None]) * HEAD_DIM + dims[None, :]
-    query = tl.load(q + offsets, mask=real, other=0.0)
-    if UPCAST:
-        query = query.to(tl.float32)
+    for item in range(tl.program_id(1), tl.load(count), tl.num_programs(1)):
+        sequence = tl.load(items + item * ITEM)
+        start = tl.load(items + item * ITEM + 1) * SPLIT
+        context = tl.load(items + item * ITEM + 2)
+        row = tl.load(items + item * ITEM + 3).to(tl.int64)
+        end = tl.minimum(start + SPLIT, context)
+        table = block_tables + row * table_width
+        offsets = (sequence.to(tl.int64) * HEADS + heads[:, None]) * HEAD_DIM + dims[None, :]
+        query = tl.load(q + offsets, mask=real, other=0.0)
+        if UPCAST:
+            query = query.to(tl.float32)
 
-    acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
-    top = tl.full((BLOCK_G,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK_G,), tl.float32)
-    for tile in range(start, end, TILE):
-        positions = tile + tl.arange(0, TILE)
-        keys = load_tile(
-            k_pool, table, kv_head, positions, end, dims,
-            BLOCK_SIZE, KV_HEADS, HEAD_DIM, True, UPCAST,
-        )  # fmt: skip
-        values = load_tile(
-            v_pool, table, kv_head, positions, end, dims,
-            BLOCK_SIZE, KV_HEADS, HEAD_DIM, True, UPCAST,
-        )  # fmt: skip
-        visible = (positions < end)[None, :]
-        acc, top, total = add_tile(query, keys, values, visible, scale, acc, top, total, True)
+        acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
+        top = tl.full((BLOCK_G,), float("-inf"), tl.float32)
+        total = tl.zeros((BLOCK_G,), tl.float32)
+        for tile in range(start, end, TILE):
+            positions = tile + tl.arange(0, TILE)
+            keys = load_tile(
+                k_pool, table, kv_head, positions, end, dims,
+                BLOCK_SIZE, KV_HEADS, HEAD_DIM, True, UPCAST,
+            )  # fmt: skip
+            values = load_tile(
+                v_pool, table, kv_head, positions, end, dims,
+                BLOCK_SIZE, KV_HEADS, HEAD_DIM, True, UPCAST,
+            )  # fmt: skip
+            visible = (positions < end)[None, :]
+            acc, top, total = add_tile(query, keys, values, visible, scale, acc, top, total, True)
 
-    if context <= SPLIT:
-        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-        tl.store(out + offsets, result.to(out.dtype.element_ty), mask=real)
-    else:
-        slot = (sequence.to(tl.int64) * HEADS + heads) * max_splits + split
-        tl.store(partial + slot[:, None] * HEAD_DIM + dims[None, :], acc, mask=real)
-        tl.store(partial_stats + slot * 2, top, mask=members < GROUP)
-        tl.store(partial_stats + slot * 2 + 1, total, mask=members < GROUP)
+        if context <= SPLIT:
+            result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+            tl.store(out + offsets, result.to(out.dtype.element_ty), mask=real)
+        else:
+            slot = heads.to(tl.int64) + item * HEADS
+            tl.store(partial + slot[:, None] * HEAD_DIM + dims[None, :], acc, mask=real)
+            tl.store(partial_stats + slot * 2, top, mask=members < GROUP)
+            tl.store(partial_stats + slot * 2 + 1, total, mask=members < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["context_lens"])
 def merge_kernel(
-    partial, partial_stats, context_lens, out, max_splits,
+    partial, partial_stats, first_items, context_lens, out,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SPLIT: tl.constexpr,
     FEW: tl.constexpr, MANY: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     sequence, head = tl.program_id(0), tl.program_id(1)
     context = tl.load(context_lens + sequence)
+    first = tl.load(first_items + sequence).to(tl.int64)
     if context <= SPLIT:
         return
     dims = tl.arange(0, BLOCK_D)
-    row = sequence.to(tl.int64) * HEADS + head
-    first, end = row * max_splits, row * max_splits + tl.cdiv(context, SPLIT)
+    splits = tl.cdiv(context, SPLIT)
+    part_sums = partial + (first * HEADS + head) * HEAD_DIM
+    part_stats = partial_stats + (first * HEADS + head) * 2
     acc = tl.zeros((BLOCK_D,), tl.float32)
     top = float("-inf")
     total = 0.0
-    if end - first <= FEW:
+    if splits <= FEW:
         acc, top, total = merge_parts(
-            partial, partial_stats, first, end, dims, acc, top, total, HEAD_DIM, FEW
+            part_sums, part_stats, 0, splits, dims, acc, top, total, HEADS, HEAD_DIM, FEW
         )
     else:
-        for part in range(first, end, MANY):
+        for part in range(0, splits, MANY):
             acc, top, total = merge_parts(
-                partial, partial_stats, part, end, dims, acc, top, total, HEAD_DIM, MANY
+                part_sums, part_stats, part, splits, dims, acc, top, total, HEADS, HEAD_DIM, MANY
             )
     result = (acc / total).to(out.dtype.element_ty)
-    tl.store(out + row * HEAD_DIM + dims, result, mask=dims < HEAD_DIM)
+    tl.store(out + (sequence.to(tl.int64) * HEADS + head) * HEAD_DIM + dims, result,
+             mask=dims < HEAD_DIM)  # fmt: skip
 
 
 @triton.jit
 def merge_parts(
-    partial, partial_stats, first, end, dims, acc, top, total,
-    HEAD_DIM: tl.constexpr, COUNT: tl.constexpr,
+    part_sums, part_stats, first, end, dims, acc, top, total,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
     """Add COUNT partial results from `first` on, but none from `end` on, to acc [d], top, total."""
     parts = first + tl.arange(0, COUNT)
     real = parts < end
-    part_top = tl.load(partial_stats + parts * 2, mask=real, other=float("-inf"))
-    part_total = tl.load(partial_stats + parts * 2 + 1, mask=real, other=0.0)
+    part_top = tl.load(part_stats + parts * HEADS * 2, mask=real, other=float("-inf"))
+    part_total = tl.load(part_stats + parts * HEADS * 2 + 1, mask=real, other=0.0)
     values = tl.load(
-        partial + parts[:, None] * HEAD_DIM + dims[None, :],
+        part_sums + (parts * HEADS * HEAD_DIM)[:, None] + dims[None, :],
         mask=real[:, None] & (dims < HEAD_DIM)[None, :],
         other=0.0,
     )
@@ -144,31 +149,35 @@ def paged_attention_decode(
     scale: float,
     *,
     max_context_len: int,
-    plan: None = None,  # noqa: ARG001 - this face needs none
+    plan: DecodePlan | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `kernels.reference.paged_attention_decode`; max_context_len only bounds the grid."""
+    """See `kernels.reference.paged_attention_decode`; max_context_len bounds what is kept."""
     sequences, heads, head_dim = q.shape
     _, block_size, kv_heads, _ = k_pool.shape
     out = torch.empty_like(q) if out is None else out
     if sequences == 0:
         return out
-    splits = max(triton.cdiv(max_context_len, SPLIT), 1)
+    if plan is None:
+        total = sequences * max_context_len
+        plan = plan_decode(k_pool, block_tables, rows, context_lens, total)
+    split = max_context_len > SPLIT
     # One split leaves no partial results, and the pointers are never followed.
-    kept = (sequences, heads, splits) if splits > 1 else (0, 0, 0)
+    kept = (plan.capacity, heads) if split else (0, 0)
     partial = torch.empty((*kept, head_dim), dtype=torch.float32, device=q.device)
     stats = torch.empty((*kept, 2), dtype=torch.float32, device=q.device)
+    walkers = min(max(LEAST_WALKERS, sequences), MOST_WALKERS, plan.capacity)
     block_d = next_power_of_2(head_dim)
-    decode_kernel[(sequences, kv_heads, splits)](
-        q, k_pool, v_pool, block_tables, rows, context_lens, out, partial, stats,
-        scale * math.log2(math.e), block_tables.shape[1], splits,
+    decode_kernel[(kv_heads, walkers)](
+        q, k_pool, v_pool, block_tables, plan.items, plan.count, out, partial, stats,
+        scale * math.log2(math.e), block_tables.shape[1],
         HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, SPLIT=SPLIT,
-        BLOCK_G=max(16, next_power_of_2(heads // kv_heads)), BLOCK_D=block_d, UPCAST=INTERPRETED,
-        **tile_config(head_dim, is_fp32(q)),
+        ITEM=ITEM, BLOCK_G=max(16, next_power_of_2(heads // kv_heads)), BLOCK_D=block_d,
+        UPCAST=INTERPRETED, **tile_config(head_dim, is_fp32(q)),
     )  # fmt: skip
-    if splits > 1:
+    if split:
         merge_kernel[(sequences, heads)](
-            partial, stats, context_lens, out, splits,
+            partial, stats, plan.first_items, context_lens, out,
             HEADS=heads, HEAD_DIM=head_dim, SPLIT=SPLIT, FEW=FEW, MANY=MANY,
             BLOCK_D=block_d, num_warps=1 if head_dim <= 64 else 2,
         )  # fmt: skip

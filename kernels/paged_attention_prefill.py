@@ -15,7 +15,7 @@ from kernels.attention_tile import add_tile, load_tile
 from kernels.launch import INTERPRETED, is_fp32, next_power_of_2
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows", "query_starts", "context_lens"])
 def prefill_kernel(
     q, k_pool, v_pool, block_tables, rows, query_starts, context_lens, out, scale, table_width,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,

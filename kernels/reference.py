@@ -158,27 +158,69 @@ def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = No
 
 
 def sample(
-    logits: torch.Tensor, temperatures: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token per row -> (ids [s] int32, non_finite [s] bool).
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    temperatures: torch.Tensor,
+    seeds: torch.Tensor,
+    tokens: torch.Tensor,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """One token per line of logits, written into its row -> int32 [s], -1 for a line that is not
+    finite, whose row gets token 0.
 
-    logits [s, vocab]; temperatures [s] fp32, below 1e-5 greedy; seeds [s] int64 (the bits of an
-    unsigned seed); positions [s] int32, of the token to be sampled. The lowest id wins a tie. A row
-    with a NaN, or whose maximum is not finite, gives id 0 and a flag; -inf below a finite maximum
-    is a token that cannot be drawn. Noise: `kernels.noise` (Gumbel-max, Gumbel 1954).
+    logits [s, vocab]; rows [s] int32; positions [s] int32, where the token goes: tokens[row,
+    position] of tokens [R, w] int32. Of each row: temperatures [R] fp32, below 1e-5 greedy; seeds
+    [R] int64 (the bits of an unsigned seed). The lowest id wins a tie. A line with a NaN, or whose
+    maximum is not finite, is not finite; -inf below a finite maximum is a token that cannot be
+    drawn. Noise: `kernels.noise` (Gumbel-max, Gumbel 1954).
     """
-    s, vocab = logits.shape
-    ids = torch.zeros(s, dtype=torch.int32, device=logits.device)
-    non_finite = torch.zeros(s, dtype=torch.bool, device=logits.device)
+    lines, vocab = logits.shape
+    out = torch.empty(lines, dtype=torch.int32, device=logits.device) if out is None else out
     hashes = token_hashes(torch.arange(vocab, dtype=torch.int32, device=logits.device))
-    key0, key1 = row_keys(seeds, positions)
-    for i in range(s):
+    key0, key1 = row_keys(seeds[rows.long()], positions)
+    for i, (row, position) in enumerate(zip(rows.tolist(), positions.tolist(), strict=True)):
         scores = logits[i].float()
-        top = scores.max()
-        if not torch.isfinite(top):
-            non_finite[i] = True
+        if not torch.isfinite(scores.max()):
+            out[i], tokens[row, position] = -1, 0
             continue
-        if temperatures[i] >= MIN_TEMPERATURE:
-            scores = scores / temperatures[i] + gumbel(noise_bits(key0[i], key1[i], hashes))
-        ids[i] = (scores == scores.max()).nonzero()[0, 0]
-    return ids, non_finite
+        if temperatures[row] >= MIN_TEMPERATURE:
+            scores = scores / temperatures[row] + gumbel(noise_bits(key0[i], key1[i], hashes))
+        out[i] = tokens[row, position] = (scores == scores.max()).nonzero()[0, 0]
+    return out
+
+
+def gather_rows(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """table [n, w], index [t] int32 or int64 -> [t, w]: the lines of the table at the index."""
+    out = torch.empty((index.shape[0], table.shape[1]), dtype=table.dtype, device=table.device)
+    for i, line in enumerate(index.tolist()):
+        out[i] = table[line]
+    return out
+
+
+def scatter(out: torch.Tensor, at: torch.Tensor, values: torch.Tensor) -> None:
+    """out[at[i]] = values[i]: out [n], values [t] of its dtype, at [t] int64, no place twice."""
+    for place, value in zip(at.tolist(), values, strict=True):
+        out[place] = value
+
+
+def step_tokens(
+    tokens: torch.Tensor,
+    rows: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lens: torch.Tensor,
+    num_tokens: int,
+    max_query_len: int,  # noqa: ARG001 - a launch bound of other faces
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(token ids, positions), both [t] int32, of the last tokens of each sequence's context.
+
+    tokens [R, w] int32; rows, context_lens [s] int32; query_starts [s + 1] int32, from 0 to t:
+    sequence i owns tokens query_starts[i] to query_starts[i + 1] of the step.
+    """
+    ids, positions = (torch.empty(num_tokens, dtype=torch.int32) for _ in range(2))
+    starts = query_starts.tolist()
+    for i, (row, context) in enumerate(zip(rows.tolist(), context_lens.tolist(), strict=True)):
+        first = context - (starts[i + 1] - starts[i])
+        ids[starts[i] : starts[i + 1]] = tokens[row, first:context]
+        positions[starts[i] : starts[i + 1]] = torch.arange(first, context)
+    return ids.to(tokens.device), positions.to(tokens.device)

@@ -12,7 +12,7 @@ from kernels.launch import next_power_of_2
 HEADS_PER_PROGRAM = 16
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions", "slot_mapping"])
 def rope_and_write_kv_kernel(
     qkv, positions, cos_sin, slot_mapping, k_pool, v_pool, q_out,
     NUM_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,

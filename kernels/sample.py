@@ -1,8 +1,9 @@
 """Sampling on the device: greedy, or the Gumbel maximum of a seeded temperature.
 
-Programs scan stretches of a row's vocabulary for the best score and its lowest token id; a second
-kernel takes the best of a row's stretches. A maximum has no rounding, so the result does not depend
-on how the row is cut. The noise is that of `kernels.noise`: the same integers, unsigned.
+Programs scan stretches of a line's vocabulary for the best score and its lowest token id; a second
+kernel takes the best of a line's stretches and writes it into the row. A maximum has no rounding,
+so the result does not depend on how the line is cut. The noise is that of `kernels.noise`: the same
+integers, unsigned.
 """
 
 import torch
@@ -40,66 +41,76 @@ def noise_bits(seed, position, tokens):
     return mix((mix(tokens.to(tl.uint32) * TOKEN_STEP) + key0) ^ key1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows", "positions"])
 def best_of_stretch_kernel(
-    logits, temperatures, seeds, positions, best_scores, best_ids, bad, vocab,
+    logits, rows, positions, temperatures, seeds, best_scores, best_ids, bad, vocab,
     STRETCH: tl.constexpr,
 ):  # fmt: skip
-    row, stretch = tl.program_id(0), tl.program_id(1)
-    tokens = stretch * STRETCH + tl.arange(0, STRETCH)
-    inside = tokens < vocab
-    line = logits + row.to(tl.int64) * vocab
-    scores = tl.load(line + tokens, mask=inside, other=float("-inf")).to(tl.float32)
+    line, stretch = tl.program_id(0), tl.program_id(1)
+    candidates = stretch * STRETCH + tl.arange(0, STRETCH)
+    inside = candidates < vocab
+    source = logits + line.to(tl.int64) * vocab + candidates
+    scores = tl.load(source, mask=inside, other=float("-inf")).to(tl.float32)
     # NaN, or +inf: no maximum to speak of.
     is_bad = tl.max(((scores != scores) | (scores == float("inf"))).to(tl.int32), axis=0)
+    row = tl.load(rows + line)
     temperature = tl.load(temperatures + row)
     if temperature >= MIN_TEMPERATURE:
-        bits = noise_bits(tl.load(seeds + row), tl.load(positions + row), tokens)
+        bits = noise_bits(tl.load(seeds + row), tl.load(positions + line), candidates)
         uniform = ((bits >> 9).to(tl.float32) + 0.5) * 1.1920928955078125e-07
         scores = scores / temperature - tl.log(-tl.log(uniform))
     top = tl.max(scores, axis=0)
-    slot = row * tl.num_programs(1) + stretch
+    slot = line * tl.num_programs(1) + stretch
     tl.store(best_scores + slot, top)
-    tl.store(best_ids + slot, tl.min(tl.where(scores == top, tokens, 2147483647), axis=0))
+    tl.store(best_ids + slot, tl.min(tl.where(scores == top, candidates, 2147483647), axis=0))
     tl.store(bad + slot, is_bad)
 
 
-@triton.jit
-def best_of_row_kernel(best_scores, best_ids, bad, ids, non_finite, stretches, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
+@triton.jit(do_not_specialize_on_alignment=["rows", "positions", "out"])
+def best_of_line_kernel(
+    best_scores, best_ids, bad, rows, positions, tokens, out, stretches, width, BLOCK: tl.constexpr
+):
+    line = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < stretches
-    slots = row * stretches + columns
+    slots = line * stretches + columns
     scores = tl.load(best_scores + slots, mask=inside, other=float("-inf"))
-    tokens = tl.load(best_ids + slots, mask=inside, other=2147483647)
+    candidates = tl.load(best_ids + slots, mask=inside, other=2147483647)
     top = tl.max(scores, axis=0)
     is_bad = tl.max(tl.load(bad + slots, mask=inside, other=0), axis=0) > 0
     is_bad = is_bad | (top == float("-inf"))
-    best = tl.min(tl.where(scores == top, tokens, 2147483647), axis=0)
-    tl.store(ids + row, tl.where(is_bad, 0, best))
-    tl.store(non_finite + row, is_bad)
+    best = tl.min(tl.where(scores == top, candidates, 2147483647), axis=0)
+    # 64 bits before the multiply: rows * width may pass 2**31.
+    place = tl.load(rows + line).to(tl.int64) * width + tl.load(positions + line)
+    tl.store(tokens + place, tl.where(is_bad, 0, best))
+    tl.store(out + line, tl.where(is_bad, -1, best))
 
 
 def sample(
-    logits: torch.Tensor, temperatures: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    temperatures: torch.Tensor,
+    seeds: torch.Tensor,
+    tokens: torch.Tensor,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """See `kernels.reference.sample`."""
-    rows, vocab = logits.shape
+    lines, vocab = logits.shape
     device = logits.device
-    ids = torch.empty(rows, dtype=torch.int32, device=device)
-    non_finite = torch.empty(rows, dtype=torch.bool, device=device)
-    if rows == 0:
-        return ids, non_finite
+    out = torch.empty(lines, dtype=torch.int32, device=device) if out is None else out
+    if lines == 0:
+        return out
     stretches = triton.cdiv(vocab, STRETCH)
-    best_scores = torch.empty((rows, stretches), dtype=torch.float32, device=device)
-    best_ids = torch.empty((rows, stretches), dtype=torch.int32, device=device)
-    bad = torch.empty((rows, stretches), dtype=torch.int32, device=device)
-    best_of_stretch_kernel[(rows, stretches)](
-        logits, temperatures, seeds, positions, best_scores, best_ids, bad, vocab,
+    best_scores = torch.empty((lines, stretches), dtype=torch.float32, device=device)
+    best_ids = torch.empty((lines, stretches), dtype=torch.int32, device=device)
+    bad = torch.empty((lines, stretches), dtype=torch.int32, device=device)
+    best_of_stretch_kernel[(lines, stretches)](
+        logits, rows, positions, temperatures, seeds, best_scores, best_ids, bad, vocab,
         STRETCH=STRETCH, num_warps=8,
     )  # fmt: skip
-    best_of_row_kernel[(rows,)](
-        best_scores, best_ids, bad, ids, non_finite, stretches,
+    best_of_line_kernel[(lines,)](
+        best_scores, best_ids, bad, rows, positions, tokens, out, stretches, tokens.shape[1],
         BLOCK=next_power_of_2(stretches), num_warps=1,
     )  # fmt: skip
-    return ids, non_finite
+    return out

@@ -1,5 +1,7 @@
 """The Triton face: every launcher under its name in the op table."""
 
+from kernels.decode_plan import plan_decode
+from kernels.gather_rows import gather_rows
 from kernels.launch import check_device
 from kernels.linear import linear, pack_weight
 from kernels.paged_attention_decode import paged_attention_decode
@@ -7,17 +9,23 @@ from kernels.paged_attention_prefill import paged_attention_prefill
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope_and_write_kv import rope_and_write_kv
 from kernels.sample import sample
+from kernels.scatter import scatter
 from kernels.silu_and_mul import silu_and_mul
+from kernels.step_tokens import step_tokens
 
 __all__ = [
     "add_rms_norm",
     "check_device",
+    "gather_rows",
     "linear",
     "pack_weight",
     "paged_attention_decode",
     "paged_attention_prefill",
+    "plan_decode",
     "rms_norm",
     "rope_and_write_kv",
     "sample",
+    "scatter",
     "silu_and_mul",
+    "step_tokens",
 ]

@@ -77,6 +77,7 @@ class Player:
     ) -> StepInputs:
         rows = self.order(chunks)
         lens = [len(chunks[row]) for row in rows]
+        chunk_lens = lens[lens.count(1) :]
         ids = [token for row in rows for token in chunks[row]]
         positions = [self.lengths[row] + i for row in rows for i in range(len(chunks[row]))]
         owners = [row for row in rows for _ in chunks[row]]
@@ -95,13 +96,14 @@ class Player:
             positions=column(positions),
             slot_mapping=column(slots, torch.int64),
             rows=column(rows),
-            query_starts=column([sum(lens[:i]) for i in range(len(lens) + 1)]),
             context_lens=column(contexts),
+            prefill_starts=column([sum(chunk_lens[:i]) for i in range(len(chunk_lens) + 1)]),
             block_tables=self.tables.to(self.model.device),
             sample_tokens=column(range(len(ids)) if samples is None else samples, torch.int64),
             num_decodes=lens.count(1),
             max_query_len=max(lens),
             max_context_len=max(contexts),
+            decode_context=sum(contexts[: lens.count(1)]),
         )
 
 

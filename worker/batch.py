@@ -22,6 +22,7 @@ class StepBatch:
     num_decodes: int
     max_query_len: int  # of the sequences that are no decodes; 1 if there is none
     max_context_len: int
+    decode_context: int  # the sum of the decodes' context lengths
     sample_tokens: np.ndarray  # int64 [m]: the last token of each sequence that samples
     sample_rows: np.ndarray  # int32 [m]
     sample_positions: np.ndarray  # int32 [m]: where the sampled token goes
@@ -48,6 +49,7 @@ class StepBatch:
             num_decodes=num_decodes,
             max_query_len=int(lens.max(initial=1)),
             max_context_len=int(contexts.max(initial=1)),
+            decode_context=int(contexts[:num_decodes].sum()),
             sample_tokens=last_tokens[step.sampling].astype(np.int64),
             sample_rows=step.rows[step.sampling],
             sample_positions=step.context_lens[step.sampling],

@@ -7,17 +7,22 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from kernels import Ops
 from worker.geometry import Geometry
 from worker.step import CheckedStep
 
 
 class Rows:
-    """R rows. The input at position p is tokens[row, p]; sampling after a context of c tokens
-    writes tokens[row, c]. A freed row keeps what it held until another request takes it."""
+    """R rows and a scratch row, number R, for what pads a batch: its table is the scratch block.
 
-    def __init__(self, geometry: Geometry, device: torch.device) -> None:
-        rows, width = geometry.max_rows, geometry.max_model_len + 1
-        self.width = width
+    The input at position p is tokens[row, p]; sampling after a context of c tokens writes
+    tokens[row, c]. A freed row keeps what it held until another request takes it."""
+
+    def __init__(self, geometry: Geometry, device: torch.device, ops: Ops) -> None:
+        self.scratch = geometry.max_rows
+        self.max_model_len = geometry.max_model_len
+        rows, width = geometry.max_rows + 1, geometry.max_model_len + 1
+        self._ops = ops
         self.tokens = torch.zeros((rows, width), dtype=torch.int32, device=device)
         # Past a row's blocks every entry is a legal id: 0 or one that was there before.
         self.block_tables = torch.zeros(
@@ -35,7 +40,9 @@ class Rows:
             columns["new_rows"] = step.new_rows.astype(np.int64)
             columns["temperatures"] = step.new_temperatures
             columns["seeds"] = step.new_seeds.view(np.int64)
-            columns["token_at"] = self._flat(step.token_rows, step.token_positions, self.width)
+            columns["token_at"] = self._flat(
+                step.token_rows, step.token_positions, self.tokens.shape[1]
+            )
             columns["token_ids"] = step.token_ids
         if len(step.block_rows):
             width = self.block_tables.shape[1]
@@ -44,20 +51,14 @@ class Rows:
         return columns
 
     def apply(self, columns: Mapping[str, torch.Tensor]) -> None:
+        scatter = self._ops.scatter
         if "new_rows" in columns:
             rows = columns["new_rows"]
-            self.temperatures[rows] = columns["temperatures"]
-            self.seeds[rows] = columns["seeds"]
-            self._flat_tokens[columns["token_at"]] = columns["token_ids"]
+            scatter(self.temperatures, rows, columns["temperatures"])
+            scatter(self.seeds, rows, columns["seeds"])
+            scatter(self._flat_tokens, columns["token_at"], columns["token_ids"])
         if "block_at" in columns:
-            self._flat_tables[columns["block_at"]] = columns["block_ids"]
-
-    def tokens_at(self, flat: torch.Tensor) -> torch.Tensor:
-        """int32 [n] at flat indices [n] int64: row * width + position."""
-        return self._flat_tokens.index_select(0, flat)
-
-    def write_tokens(self, flat: torch.Tensor, ids: torch.Tensor) -> None:
-        self._flat_tokens.index_copy_(0, flat, ids)
+            scatter(self._flat_tables, columns["block_at"], columns["block_ids"])
 
     @staticmethod
     def _flat(rows: np.ndarray, columns: np.ndarray, width: int) -> np.ndarray:

@@ -11,6 +11,7 @@ import torch
 from worker.batch import StepBatch
 from worker.executor import Pending
 from worker.geometry import Geometry
+from worker.graphs import DecodeGraphs, graph_sizes
 from worker.inputs import input_columns, make_inputs
 from worker.kv_pool import KVPool
 from worker.model.llama import Llama
@@ -27,14 +28,16 @@ class TorchRunner:
     """An Executor (worker/executor.py) over a Llama and its pool.
 
     On CUDA `launch` never waits for the device: columns go up through a ring of pinned buffers
-    and tokens come down through another.
+    and tokens come down through another. With `cuda_graphs` a step of decodes is one launch.
     """
 
-    def __init__(self, model: Llama, pool: KVPool, geometry: Geometry) -> None:
+    def __init__(
+        self, model: Llama, pool: KVPool, geometry: Geometry, cuda_graphs: bool = False
+    ) -> None:
         self.geometry = geometry
         self._model = model
         self._pool = pool
-        self._rows = Rows(geometry, model.device)
+        self._rows = Rows(geometry, model.device, model.ops)
         depth = geometry.max_steps_in_flight
         self._staging = Staging(model.device, depth)
         self._results: list[CpuClock | ResultBuffer] = [CpuClock()]
@@ -42,15 +45,38 @@ class TorchRunner:
             count = (depth + 1) * geometry.max_decode_steps
             self._results = [ResultBuffer(geometry.max_rows, model.device) for _ in range(count)]
         self._next_result = 0
+        self._cuda_graphs = cuda_graphs
+        self._graphs: DecodeGraphs | None = None  # until the warm-up
 
     @torch.inference_mode()
     def launch(self, step: CheckedStep) -> Sequence[Pending]:
-        batch = StepBatch.of(step)
-        columns = self._staging.upload(
-            input_columns(batch, self._rows.width) | self._rows.changes(step)
-        )
-        self._rows.apply(columns)
-        return [self._repetition(batch, columns, k) for k in range(step.decode_steps)]
+        batch, changes = StepBatch.of(step), self._rows.changes(step)
+        if self._graphs and (size := self._graphs.size_for(batch)):
+            columns = {"frames": self._graphs.pack(batch)} | changes  # the frame lands first
+            if self._staging.fits(columns):
+                return self._replay(self._graphs, batch, columns, size)
+        on_device = self._staging.upload(input_columns(batch) | changes)
+        self._rows.apply(on_device)
+        return [self._repetition(batch, on_device, k) for k in range(step.decode_steps)]
+
+    def _replay(
+        self,
+        graphs: DecodeGraphs,
+        batch: StepBatch,
+        columns: Mapping[str, np.ndarray],
+        size: int,
+    ) -> Sequence[Pending]:
+        on_device = self._staging.upload(columns)
+        self._rows.apply(on_device)
+        pendings = []
+        for k, frame in enumerate(on_device["frames"]):
+            result = self._result()
+            if k:
+                graphs.frame.words.copy_(frame)
+            answers = graphs.replay(size)
+            result.computed()
+            pendings.append(result.finish(answers[: len(batch.rows)]))
+        return pendings
 
     def warm_up(self) -> None:
         """Runs decodes and chunks on the scratch block, which also compiles what kernels of
@@ -68,24 +94,32 @@ class TorchRunner:
                         "a first forward gave logits that are not finite: the weights are "
                         "damaged, or the dtype is too narrow for them"
                     )
+        if self._cuda_graphs:
+            sizes = graph_sizes(self.geometry.max_rows)
+            landing = self._staging.landing
+            graphs = DecodeGraphs(self._model, self._pool, self._rows, landing, sizes)
+            graphs.capture()
+            self._graphs = graphs
 
-    def _repetition(self, batch: StepBatch, columns: Mapping[str, torch.Tensor], k: int) -> Pending:
+    def _result(self) -> CpuClock | ResultBuffer:
+        """The next place for a result, its clock started."""
         result, before = self._results[self._next_result], self._results[self._next_result - 1]
         self._next_result = (self._next_result + 1) % len(self._results)
         result.start(before)
+        return result
+
+    def _repetition(self, batch: StepBatch, columns: Mapping[str, torch.Tensor], k: int) -> Pending:
+        result = self._result()
         if not batch.slots.shape[1]:  # a step that only changes rows
             result.computed()
             return result.finish(torch.empty(0, dtype=torch.int32, device=self._model.device))
-        logits = self._model.forward(make_inputs(batch, columns, self._rows, k), self._pool)
+        inputs = make_inputs(batch, columns, self._rows, self._model.ops, k)
+        logits = self._model.forward(inputs, self._pool)
         result.computed()
         if not len(batch.sample_rows):
             return result.finish(torch.empty(0, dtype=torch.int32, device=self._model.device))
-        positions, token_at = columns["sample_positions"], columns["sampled_at"]
-        if k:
-            positions, token_at = positions + k, token_at + k
-        sampled = sample(
-            self._model.ops, self._rows, logits, columns["sample_rows"], positions, token_at
-        )
+        positions = columns["sample_positions"][k]
+        sampled = sample(self._model.ops, self._rows, logits, columns["sample_rows"], positions)
         return result.finish(sampled)
 
 

@@ -14,16 +14,14 @@ def sample(
     logits: torch.Tensor,
     sample_rows: torch.Tensor,
     positions: torch.Tensor,
-    token_at: torch.Tensor,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Draws a token for each line of logits [m, vocab] and writes it into its row.
 
-    `sample_rows` [m] int64, `positions` [m] int32 (where the token goes), `token_at` [m] int64
-    (the same as flat indices of rows.tokens). Returns int32 [m]: the token, or -1 for a row
-    whose logits were not finite, which gets token 0.
+    `sample_rows` and `positions` [m] int32: whose token it is and where it goes. Returns int32 [m],
+    `out` where it is given: the token, or -1 for a row whose logits were not finite, which gets
+    token 0.
     """
-    temperatures = rows.temperatures.index_select(0, sample_rows)
-    seeds = rows.seeds.index_select(0, sample_rows)
-    ids, non_finite = ops.sample(logits, temperatures, seeds, positions)
-    rows.write_tokens(token_at, ids)
-    return ids - non_finite.int()
+    return ops.sample(
+        logits, sample_rows, positions, rows.temperatures, rows.seeds, rows.tokens, out
+    )

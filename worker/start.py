@@ -8,6 +8,7 @@ import logging
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from worker.executor import Executor
@@ -133,6 +134,7 @@ def _torch_runner(flags: argparse.Namespace) -> Executor:
     import torch
 
     from kernels import check_supported, ops
+    from worker.kv_pool import bytes_per_block
     from worker.model.config import ModelConfig
     from worker.model.dtype import resolve_dtype
     from worker.model.llama import Llama
@@ -150,22 +152,24 @@ def _torch_runner(flags: argparse.Namespace) -> Executor:
     check_supported(config.head_dim, flags.block_size, table.face)
     weights = load_weights(flags.model, config, dtype, device, table)
     model = Llama(config, weights, table, device)
-    pool, block_bytes = _pool(flags, model)
     geometry = _geometry(
         flags,
         device,
         config.max_model_len,
-        pool.num_blocks,
+        2,  # the least there can be, until the pool is planned
         fingerprint=fingerprint(flags.model),
         vocab_size=config.vocab_size,
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         dtype=str(dtype).removeprefix("torch."),
-        bytes_per_block=block_bytes,
+        bytes_per_block=bytes_per_block(config, flags.block_size, dtype),
     )
+    cuda_graphs = device == "cuda" and not flags.no_cuda_graphs
+    pool = _pool(flags, model, geometry, cuda_graphs)
+    geometry = replace(geometry, num_blocks=pool.num_blocks)
     log.info("%s on %s, %s, %d threads", flags.model, device, dtype, torch.get_num_threads())
-    return TorchRunner(model, pool, geometry)
+    return TorchRunner(model, pool, geometry, cuda_graphs)
 
 
 def _device(name: str) -> str:
@@ -178,8 +182,9 @@ def _device(name: str) -> str:
     return name
 
 
-def _pool(flags: argparse.Namespace, model: Llama) -> tuple[KVPool, int]:
-    """The pool and its bytes per block; the plan goes to the log."""
+def _pool(flags: argparse.Namespace, model: Llama, geometry: Geometry, cuda_graphs: bool) -> KVPool:
+    """The pool of a worker whose other limits are `geometry`; the plan goes to the log."""
+    from worker.graphs import graph_bytes
     from worker.kv_pool import allocate_pool, plan_pool
     from worker.model.memory_profile import pool_bytes
 
@@ -192,11 +197,13 @@ def _pool(flags: argparse.Namespace, model: Llama) -> tuple[KVPool, int]:
     if flags.num_blocks is None and kv_memory is None:
         available = pool_bytes(
             model,
-            max_rows=flags.max_rows,
-            max_step_tokens=_step_tokens(flags, model.device.type),
-            block_size=flags.block_size,
+            max_rows=geometry.max_rows,
+            max_step_tokens=geometry.max_step_tokens,
+            block_size=geometry.block_size,
             utilization=flags.gpu_memory_utilization,
         )
+        if cuda_graphs:
+            available -= graph_bytes(model, geometry)
     plan = plan_pool(
         model.config,
         model.dtype,
@@ -208,4 +215,4 @@ def _pool(flags: argparse.Namespace, model: Llama) -> tuple[KVPool, int]:
     )
     for line in plan.describe():
         log.info("%s", line)
-    return allocate_pool(plan, model.config, model.dtype, model.device), plan.bytes_per_block
+    return allocate_pool(plan, model.config, model.dtype, model.device)

@@ -16,11 +16,13 @@ class StepInputs:
     positions: torch.Tensor  # [t] int32
     slot_mapping: torch.Tensor  # [t] int64
     rows: torch.Tensor  # [s] int32
-    query_starts: torch.Tensor  # [s + 1] int32, from 0 to t
     context_lens: torch.Tensor  # [s] int32, this step's tokens included
+    # [s - num_decodes + 1] int32, from 0 to t - num_decodes: query tokens of those that are none.
+    prefill_starts: torch.Tensor
     block_tables: torch.Tensor  # [R, B] int32
     # [m] int64: token index of a sampling sequence's last, in any order; 0 to t - 1 if m is t.
     sample_tokens: torch.Tensor
     num_decodes: int
     max_query_len: int  # of the sequences that are no decodes; 1 if there is none
     max_context_len: int  # upper bound of context_lens
+    decode_context: int  # upper bound of the sum of the decodes' context_lens

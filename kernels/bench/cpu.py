@@ -68,7 +68,9 @@ def cpu_step(shape: Shape, dtype: torch.dtype, rows: int, context: int) -> list[
     positions, cos_sin = torch.full((rows,), context).int(), torch.randn(8192, shape.head_dim)
     slots = torch.randperm(rows * context)[:rows]
     logits = torch.randn(rows, shape.vocab).to(dtype) * 3
-    columns = torch.full((rows,), 0.8), torch.arange(rows), positions
+    order = torch.arange(rows)
+    tokens = torch.zeros((rows, context + 1), dtype=torch.int32)
+    columns = order.int(), positions, torch.full((rows,), 0.8), order, tokens
     parts = (
         attention,
         [lambda: ops.add_rms_norm(hidden, hidden, weight, 1e-5)] * (2 * layers + 1),

@@ -144,10 +144,9 @@ class GpuBench:
 
     def sample(self, rows: int, vocab: int) -> None:
         logits = [_randn(rows, vocab) for _ in copies(2 * rows * vocab)]
-        columns = (
-            torch.ones(rows, device="cuda"), torch.arange(rows, device="cuda"),
-            torch.arange(rows, dtype=torch.int32, device="cuda"),
-        )  # fmt: skip
+        order = torch.arange(rows, device="cuda")
+        tokens = torch.zeros((rows, rows), dtype=torch.int32, device="cuda")
+        columns = (order.int(), order.int(), torch.ones(rows, device="cuda"), order, tokens)
         self.row(
             f"sample rows={rows} vocab={vocab}",
             [lambda x=x: self.ops.sample(x, *columns) for x in logits],

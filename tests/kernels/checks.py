@@ -226,18 +226,98 @@ def check_chunks(
         start = end
 
 
+def draw(
+    ops: Ops,
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """`ops.sample` of lines that each have a row of their own, in reverse order; each line's
+    settings are given in the lines' order. Also what is written to the rows is checked."""
+    lines = len(logits)
+    rows = torch.arange(lines - 1, -1, -1, dtype=torch.int32, device=logits.device)
+    width = int(positions.max()) + 1
+    # Lazily allocated on a CPU: only the pages written are ever touched.
+    tokens = torch.empty((lines, width), dtype=torch.int32, device=logits.device)
+    answers = ops.sample(
+        logits, rows, positions.int(), temperatures.flip(0), seeds.flip(0), tokens
+    )  # fmt: skip
+    assert answers.dtype == torch.int32
+    written = tokens[rows.long(), positions.long()]
+    assert torch.equal(written, answers.clamp(min=0))
+    return answers
+
+
 def check_sample(ops: Ops, dtype: torch.dtype, device: str, rows: int, vocab: int) -> None:
     """The oracle's ids for greedy, warm, tied and non-finite rows in one batch."""
     logits = 3 * randn(rows, vocab, dtype=dtype)
     temperatures = torch.tensor([(0.0, 1.0, 0.5, 2.0)[i % 4] for i in range(rows)])
     seeds = torch.tensor([(-1, 0, 2**62 + 5, 42)[i % 4] + i // 4 for i in range(rows)])
     positions = torch.arange(rows, dtype=torch.int32) * 1000
-    ids, non_finite = ops.sample(*(x.to(device) for x in (logits, temperatures, seeds, positions)))
-    expected, expected_flags = reference.sample(logits, temperatures, seeds, positions)
-    assert torch.equal(ids.cpu(), expected)
-    assert torch.equal(non_finite.cpu(), expected_flags)
-    assert ids.dtype == torch.int32
-    assert non_finite.dtype == torch.bool
+    columns = (logits, temperatures, seeds, positions)
+    answers = draw(ops, *(x.to(device) for x in columns))
+    assert torch.equal(answers.cpu(), draw(op_table("cpu", "reference"), *columns))
+
+
+def check_sample_writes_its_places_alone(ops: Ops, device: str) -> None:
+    """Of the rows' tokens, and of a given `out`, only what is sampled moves."""
+    logits = randn(3, 50, dtype=torch.float32, device=device)
+    logits[2, 7] = float("nan")
+    rows = torch.tensor([5, 0, 3], dtype=torch.int32, device=device)
+    positions = torch.tensor([0, 8, 4], dtype=torch.int32, device=device)
+    tokens, buffer = guarded((6, 9), torch.int32, device)
+    out, out_buffer = guarded((3,), torch.int32, device)
+    before, out_before = buffer.clone(), out_buffer.clone()
+    cold = torch.zeros(6, device=device)
+    answers = ops.sample(logits, rows, positions, cold, cold.long(), tokens, out)
+    assert answers.data_ptr() == out.data_ptr()
+    expected = [*logits[:2].argmax(-1).tolist(), -1]
+    assert answers.tolist() == expected
+    before[1024 : 1024 + 54].view(6, 9)[rows.long(), positions.long()] = answers.clamp(min=0)
+    out_before[1024:1027] = answers
+    assert torch.equal(buffer, before)
+    assert torch.equal(out_buffer, out_before)
+
+
+def check_gather(ops: Ops, dtype: torch.dtype, device: str, width: int) -> None:
+    """The lines asked for, in order and repeated, by either type of index."""
+    table = randn(7, width, dtype=dtype, device=device)
+    for index_dtype in (torch.int32, torch.int64):
+        index = torch.tensor([6, 0, 3, 3], dtype=index_dtype, device=device)
+        gathered = ops.gather_rows(table, index)
+        assert torch.equal(gathered.cpu(), reference.gather_rows(table.cpu(), index.cpu()))
+    assert ops.gather_rows(table, index[:0]).shape == (0, width)
+
+
+def check_scatter(ops: Ops, device: str, count: int) -> None:
+    """Values of every type that rows hold come to their places, and nothing else moves."""
+    for dtype in (torch.int32, torch.int64, torch.float32):
+        out, buffer = guarded((2 * count + 3,), dtype, device)
+        expected = buffer.cpu()
+        at = torch.randperm(2 * count + 3, generator=torch.Generator().manual_seed(1))[:count]
+        values = (1000 * randn(count, dtype=torch.float32, seed=2)).to(dtype)
+        reference.scatter(expected[1024 : 1024 + len(out)], at, values)
+        ops.scatter(out, at.to(device), values.to(device))
+        assert torch.equal(buffer.cpu(), expected)
+
+
+def check_step_tokens(ops: Ops, device: str, query_lens: list[int]) -> None:
+    """Ids and positions of ragged sequences whose rows' other tokens are poison."""
+    context_lens = [length + 3 * i for i, length in enumerate(query_lens)]
+    lines = len(query_lens) + 2
+    rows = torch.randperm(lines, generator=torch.Generator().manual_seed(2))[: len(query_lens)]
+    tokens = torch.full((lines, max(context_lens) + 1), -1, dtype=torch.int32)
+    for row, context, length in zip(rows.tolist(), context_lens, query_lens, strict=True):
+        tokens[row, context - length : context] = torch.randint(0, 1000, (length,)).int()
+    columns = (tokens, rows.int(), starts_of(query_lens), torch.tensor(context_lens).int())
+    bounds = (sum(query_lens), max(query_lens, default=1))
+    expected = reference.step_tokens(*columns, *bounds)
+    assert bool((expected[0] >= 0).all())
+    actual = ops.step_tokens(*(x.to(device) for x in columns), *bounds)
+    for mine, wanted in zip(actual, expected, strict=True):
+        assert mine.dtype == torch.int32
+        assert torch.equal(mine.cpu(), wanted)
 
 
 def check_ties_and_flags(ops: Ops, device: str) -> None:
@@ -256,14 +336,13 @@ def check_ties_and_flags(ops: Ops, device: str) -> None:
     seeds = torch.arange(count, device=device)
     positions = torch.arange(count, dtype=torch.int32, device=device)
     cold = torch.zeros(count, device=device)
-    ids, flags = ops.sample(logits, cold, seeds, positions)
-    assert ids.tolist() == [token for _, token, _ in lines]
-    assert flags.tolist() == [flag for _, _, flag in lines]
-    warm_ids, warm_flags = ops.sample(logits, cold + 1, seeds, positions)
-    assert warm_flags.tolist() == flags.tolist()
-    assert warm_ids[2] == 2, "a token of -inf was drawn"
-    assert warm_ids[4:].tolist() == [0, 0, 0]
-    tiny, _ = ops.sample(logits[:4], cold[:4] + 1e-30, seeds[:4], positions[:4])
+    expected = [-1 if flag else token for _, token, flag in lines]
+    assert draw(ops, logits, cold, seeds, positions).tolist() == expected
+    warm = draw(ops, logits, cold + 1, seeds, positions)
+    assert warm[2] == 2, "a token of -inf was drawn"
+    assert bool((warm[:4] >= 0).all())
+    assert warm[4:].tolist() == [-1, -1, -1]
+    tiny = draw(ops, logits[:4], cold[:4] + 1e-30, seeds[:4], positions[:4])
     assert tiny.tolist() == [0, 1, 2, 0]
 
 
@@ -276,8 +355,8 @@ def check_distribution(
     columns = (
         logits.repeat(draws, 1), torch.full((draws,), temperature), seeds, positions.int()
     )  # fmt: skip
-    ids, flags = ops.sample(*(x.to(device) for x in columns))
-    assert not flags.any()
+    ids = draw(ops, *(x.to(device) for x in columns))
+    assert bool((ids >= 0).all())
     share = torch.bincount(ids.cpu(), minlength=5) / draws
     exact = (logits / temperature).softmax(-1)
     sigma = (exact * (1 - exact) / draws).sqrt()

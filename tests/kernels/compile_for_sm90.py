@@ -76,7 +76,15 @@ def launch_others(dtype: torch.dtype) -> None:
         for bias in (None, torch.empty(64, dtype=dtype)):
             gemv(torch.empty(1, k, dtype=dtype), weight, bias)
     one, seeds = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
-    triton_ops.sample(torch.empty(1, 128_256, dtype=dtype), torch.zeros(1), seeds, one)
+    tokens = torch.zeros(1, 1, dtype=torch.int32)
+    logits = torch.empty(1, 128_256, dtype=dtype)
+    triton_ops.sample(logits, one, one, torch.zeros(1), seeds, tokens)
+    for index in (one, seeds):
+        triton_ops.gather_rows(torch.empty(9, 2048, dtype=dtype), index)
+    for values in (one, seeds, torch.zeros(1)):
+        triton_ops.scatter(values, seeds, values)
+    for query_len in (1, 300):
+        triton_ops.step_tokens(tokens, one, torch.zeros(2, dtype=torch.int32), one, 1, query_len)
 
 
 def launches(found: dict[str, triton.JITFunction]) -> list[tuple[str, tuple, dict]]:

@@ -66,6 +66,25 @@ def test_slots_whose_offset_passes_31_bits_are_written() -> None:
     assert torch.equal(pools[1, block, 3], qkv.view(7, head_dim)[4:])
 
 
+@pytest.mark.parametrize("width", [5, 576, 2050])
+def test_gathered_lines_equal_the_oracles(width: int) -> None:
+    checks.check_gather(OPS, FP32, "cpu", width)
+
+
+@pytest.mark.parametrize("count", [1, 300])
+def test_scattered_values_equal_the_oracles(count: int) -> None:
+    checks.check_scatter(OPS, "cpu", count)
+
+
+@pytest.mark.parametrize("query_lens", [[1], [1, 1, 1], [1, 7, 300, 2], [33, 1]])
+def test_the_tokens_of_a_step_equal_the_oracles(query_lens: list[int]) -> None:
+    checks.check_step_tokens(OPS, "cpu", query_lens)
+
+
+def test_sampling_writes_what_it_samples_and_nothing_else() -> None:
+    checks.check_sample_writes_its_places_alone(OPS, "cpu")
+
+
 @pytest.mark.parametrize("vocab", [7, STRETCH, 2 * STRETCH + 5])
 def test_sampled_ids_equal_the_oracles(vocab: int) -> None:
     checks.check_sample(OPS, FP32, "cpu", 8, vocab)
@@ -79,8 +98,7 @@ def test_a_tie_across_stretches_takes_the_lowest_id() -> None:
     logits = torch.zeros(1, 2 * STRETCH)
     logits[0, STRETCH - 1] = logits[0, STRETCH + 1] = 3.0
     zero = torch.zeros(1)
-    ids, _ = OPS.sample(logits, zero, zero.long(), zero.int())
-    assert ids.tolist() == [STRETCH - 1]
+    assert checks.draw(OPS, logits, zero, zero.long(), zero.int()).tolist() == [STRETCH - 1]
 
 
 def test_a_nan_in_a_losing_stretch_flags_the_row() -> None:
@@ -88,11 +106,16 @@ def test_a_nan_in_a_losing_stretch_flags_the_row() -> None:
     logits[0, 5] = 9.0
     logits[0, -1] = float("nan")
     cold = torch.tensor([0.0, 0.0])
-    ids, flags = OPS.sample(logits, cold, cold.long(), cold.int())
-    assert (ids.tolist(), flags.tolist()) == ([0, 0], [True, False])
+    assert checks.draw(OPS, logits, cold, cold.long(), cold.int()).tolist() == [-1, 0]
 
 
 def test_no_tokens_launch_nothing() -> None:
     assert OPS.rms_norm(torch.ones(0, 8), torch.ones(8), 1e-5).shape == (0, 8)
     assert OPS.silu_and_mul(torch.ones(0, 8)).shape == (0, 4)
-    assert OPS.sample(torch.ones(0, 8), torch.ones(0), torch.ones(0), torch.ones(0))[0].numel() == 0
+    nothing, tokens = torch.zeros(0, dtype=torch.int32), torch.zeros((1, 1), dtype=torch.int32)
+    answers = OPS.sample(
+        torch.ones(0, 8), nothing, nothing, torch.ones(0), nothing.long(), tokens
+    )  # fmt: skip
+    assert answers.numel() == 0
+    assert OPS.step_tokens(tokens, nothing, nothing, nothing, 0, 1)[0].numel() == 0
+    OPS.scatter(tokens.view(-1), nothing.long(), nothing)

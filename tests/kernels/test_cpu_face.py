@@ -105,6 +105,20 @@ def test_a_plan_made_once_serves_every_layer(dtype: torch.dtype) -> None:
     assert torch.equal(planned, checks.prefill(OPS, q, case, query_lens))
 
 
+@BOTH
+def test_gathered_lines_equal_the_oracles(dtype: torch.dtype) -> None:
+    checks.check_gather(OPS, dtype, "cpu", 48)
+
+
+def test_scattered_values_equal_the_oracles() -> None:
+    checks.check_scatter(OPS, "cpu", 300)
+
+
+@pytest.mark.parametrize("query_lens", [[1], [1, 1, 1], [1, 7, 300, 2], [33, 1]])
+def test_the_tokens_of_a_step_equal_the_oracles(query_lens: list[int]) -> None:
+    checks.check_step_tokens(OPS, "cpu", query_lens)
+
+
 def test_nothing_of_no_tokens() -> None:
     weight = OPS.pack_weight(torch.ones(4, 3))
     assert OPS.linear(torch.ones(0, 3), weight).shape == (0, 4)

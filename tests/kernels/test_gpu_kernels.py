@@ -97,6 +97,26 @@ def test_a_prompt_in_chunks_equals_it_whole(ops: kernels.Ops) -> None:
 
 
 @BOTH
+@pytest.mark.parametrize("width", [5, 2048, 4096])
+def test_gathered_lines_equal_the_oracles(ops: kernels.Ops, width: int, dtype: torch.dtype) -> None:
+    checks.check_gather(ops, dtype, "cuda", width)
+
+
+@pytest.mark.parametrize("count", [1, 5000])
+def test_scattered_values_equal_the_oracles(ops: kernels.Ops, count: int) -> None:
+    checks.check_scatter(ops, "cuda", count)
+
+
+@pytest.mark.parametrize("query_lens", [[1], [1] * 200, [1, 7, 3000, 2], [33, 1]])
+def test_the_tokens_of_a_step_equal_the_oracles(ops: kernels.Ops, query_lens: list[int]) -> None:
+    checks.check_step_tokens(ops, "cuda", query_lens)
+
+
+def test_sampling_writes_what_it_samples_and_nothing_else(ops: kernels.Ops) -> None:
+    checks.check_sample_writes_its_places_alone(ops, "cuda")
+
+
+@BOTH
 def test_sampled_ids_equal_the_oracles(ops: kernels.Ops, dtype: torch.dtype) -> None:
     checks.check_sample(ops, dtype, "cuda", 16, 128_256)
 

@@ -72,10 +72,10 @@ def test_a_row_draws_the_same_id_whoever_shares_the_batch(face: str) -> None:
     temperatures = torch.tensor([0.0, 0.8, 1.0] * 4)
     seeds, positions = torch.arange(rows) * 7, torch.arange(rows, dtype=torch.int32)
     columns = (logits, temperatures, seeds, positions)
-    together, _ = ops.sample(*columns)
+    together = checks.draw(ops, *columns)
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(5))
-    assert torch.equal(ops.sample(*(x[order] for x in columns))[0], together[order])
-    alone = [ops.sample(*(x[i : i + 1] for x in columns))[0] for i in range(rows)]
+    assert torch.equal(checks.draw(ops, *(x[order] for x in columns)), together[order])
+    alone = [checks.draw(ops, *(x[i : i + 1] for x in columns)) for i in range(rows)]
     assert torch.equal(torch.cat(alone), together)
 
 
@@ -83,17 +83,22 @@ def test_a_row_draws_the_same_id_whoever_shares_the_batch(face: str) -> None:
 def test_another_seed_or_position_draws_otherwise(face: str) -> None:
     ops, logits = kernels.ops("cpu", face), torch.zeros(64, 1000)
     warm, positions = torch.ones(64), torch.arange(64, dtype=torch.int32)
-    first, _ = ops.sample(logits, warm, torch.zeros(64, dtype=torch.int64), positions)
-    second, _ = ops.sample(logits, warm, torch.ones(64, dtype=torch.int64), positions)
+    first = checks.draw(ops, logits, warm, torch.zeros(64, dtype=torch.int64), positions)
+    second = checks.draw(ops, logits, warm, torch.ones(64, dtype=torch.int64), positions)
     assert len(set(first.tolist())) > 50
     assert int((first == second).sum()) < 5
 
 
 @FACES
+def test_sampling_writes_what_it_samples_and_nothing_else(face: str) -> None:
+    checks.check_sample_writes_its_places_alone(kernels.ops("cpu", face), "cpu")
+
+
+@FACES
 def test_no_rows_give_no_ids(face: str) -> None:
     empty = torch.zeros(0)
-    ids, flags = kernels.ops("cpu", face).sample(
-        torch.zeros(0, 5), empty, empty.long(), empty.int()
+    columns = (empty.int(), empty.int(), empty, empty.long())
+    answers = kernels.ops("cpu", face).sample(
+        torch.zeros(0, 5), *columns, torch.zeros((1, 1), dtype=torch.int32)
     )
-    assert ids.shape == (0,)
-    assert flags.shape == (0,)
+    assert answers.shape == (0,)

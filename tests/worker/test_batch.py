@@ -27,7 +27,7 @@ def test_sequences_with_one_token_come_first_and_results_keep_the_steps_order() 
     assert batch.query_starts.tolist() == [0, 1, 2, 5, 7]
     assert batch.context_lens.tolist() == [6, 1, 3, 2]
     assert batch.slots.tolist() == [[37, 24, 20, 21, 22, 32, 33]]
-    assert (batch.max_query_len, batch.max_context_len) == (3, 6)
+    assert (batch.max_query_len, batch.max_context_len, batch.decode_context) == (3, 6, 7)
     assert batch.sample_rows.tolist() == [1, 3, 5]
     assert batch.sample_positions.tolist() == [3, 6, 1]
     assert batch.sample_tokens.tolist() == [4, 0, 1]

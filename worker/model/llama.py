@@ -45,7 +45,7 @@ class Llama:
         tokens, sampled = inputs.token_ids.shape[0], inputs.sample_tokens.shape[0]
         attend = self._attention(inputs, pool)
         rope_plan = ops.plan_rope(inputs.positions, self._cos_sin, inputs.slot_mapping)
-        residual = torch.embedding(self.weights.embedding, inputs.token_ids)
+        residual = ops.gather_rows(self.weights.embedding, inputs.token_ids)
         normed = ops.rms_norm(residual, layers[0].input_norm, config.rms_norm_eps)
         for layer, norm, (k_pool, v_pool) in zip(
             layers, self._next_norms, pool.layers, strict=True
@@ -66,8 +66,8 @@ class Llama:
             attended = attend(q, k_pool, v_pool).reshape(tokens, config.query_size)
             if layer is layers[-1] and sampled < tokens:
                 # Of the others nothing is read any more.
-                attended = attended.index_select(0, inputs.sample_tokens)
-                residual = residual.index_select(0, inputs.sample_tokens)
+                attended = ops.gather_rows(attended, inputs.sample_tokens)
+                residual = ops.gather_rows(residual, inputs.sample_tokens)
             out = ops.linear(attended, layer.out, layer.out_bias)
             normed, residual = ops.add_rms_norm(out, residual, layer.post_norm, config.rms_norm_eps)
             gate_up = ops.linear(normed, layer.gate_up, layer.gate_up_bias)
@@ -107,23 +107,24 @@ class Llama:
             context_lens=context_lens,
             scale=self._scale,
             max_context_len=inputs.max_context_len,
-            plan=self.ops.plan_decode(pool.layers[0][0], tables, rows, context_lens),
+            plan=self.ops.plan_decode(
+                pool.layers[0][0], tables, rows, context_lens, inputs.decode_context
+            ),
         )
 
     def _prefill(self, inputs: StepInputs, pool: KVPool) -> Attention:
         decodes, tables = inputs.num_decodes, inputs.block_tables
         rows, context_lens = inputs.rows[decodes:], inputs.context_lens[decodes:]
-        query_starts = inputs.query_starts[decodes:]
-        if decodes:
-            query_starts = query_starts - decodes
         return partial(
             self.ops.paged_attention_prefill,
             block_tables=tables,
             rows=rows,
-            query_starts=query_starts,
+            query_starts=inputs.prefill_starts,
             context_lens=context_lens,
             scale=self._scale,
             max_query_len=inputs.max_query_len,
             max_context_len=inputs.max_context_len,
-            plan=self.ops.plan_prefill(pool.layers[0][0], tables, rows, query_starts, context_lens),
+            plan=self.ops.plan_prefill(
+                pool.layers[0][0], tables, rows, inputs.prefill_starts, context_lens
+            ),
         )

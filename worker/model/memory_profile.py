@@ -39,9 +39,7 @@ def run_largest_steps(
     All sample. Returns the logits of each [rows, vocab] as fp32, which is how the sampler reads
     them. All tables and slots point to one scratch block.
     """
-    config = model.config
-    shape = (config.num_layers, 1, block_size, config.num_kv_heads, config.head_dim)
-    pool = KVPool(*(torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(2)))
+    config, pool = model.config, scratch_pool(model, block_size)
     rows = min(max_rows, max_step_tokens)
     borders = torch.arange(rows + 1) * max_step_tokens // rows
     prompts = borders.diff().clamp(max=config.max_model_len)
@@ -53,6 +51,13 @@ def run_largest_steps(
             (torch.ones(max_rows, dtype=torch.int64), max_rows, config.max_model_len),
         )
     ]
+
+
+def scratch_pool(model: Llama, block_size: int) -> KVPool:
+    """A pool of the scratch block alone, of zeros."""
+    config = model.config
+    shape = (config.num_layers, 1, block_size, config.num_kv_heads, config.head_dim)
+    return KVPool(*(torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(2)))
 
 
 def _inputs(
@@ -71,11 +76,12 @@ def _inputs(
         positions=zeros(tokens),
         slot_mapping=zeros(tokens, dtype=torch.int64),
         rows=torch.arange(rows, dtype=torch.int32, device=device),
-        query_starts=starts.int().to(device),
         context_lens=lens.int().to(device),
+        prefill_starts=starts[: 1 if num_decodes else None].int().to(device),
         block_tables=zeros(rows, -(-longest_context // block_size)),
         sample_tokens=(starts[1:] - 1).to(device),
         num_decodes=num_decodes,
         max_query_len=int(lens.max()),
         max_context_len=longest_context,
+        decode_context=num_decodes * longest_context,
     )

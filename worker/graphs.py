@@ -1,0 +1,155 @@
+"""CUDA graphs of decode steps: forward and sampling, captured once for each of a few sizes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+
+import numpy as np
+import torch
+
+from worker.batch import StepBatch
+from worker.decode_frame import DecodeFrame, pack_frames
+from worker.geometry import Geometry
+from worker.kv_pool import KVPool
+from worker.model.llama import Llama
+from worker.model.memory_profile import scratch_pool
+from worker.rows import Rows
+from worker.sampler import sample
+from worker.step_inputs import StepInputs
+
+log = logging.getLogger(__name__)
+
+_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, *range(128, 257, 32), *range(320, 513, 64))
+# Context tokens of all sequences together for which a graph has room. Beyond, reading their K/V
+# takes longer than launching the kernels one by one.
+_MOST_CONTEXT = 1 << 21
+
+
+def graph_sizes(max_rows: int) -> tuple[int, ...]:
+    """The batch sizes captured for a worker of `max_rows` rows, rising; a batch of another size is
+    padded to the next."""
+    smaller = [size for size in _SIZES if size < max_rows]
+    return (*smaller, max_rows) if max_rows <= _SIZES[-1] else tuple(smaller)
+
+
+def graph_bytes(model: Llama, geometry: Geometry) -> int:
+    """Device memory that the graphs of a worker will take with their rows, by a trial: the memory
+    of the largest, which the others share, and each one's own upkeep."""
+    device = model.device
+    torch.cuda.empty_cache()
+    free, reserved = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_reserved(device)
+    rows = Rows(geometry, device, model.ops)
+    sizes = graph_sizes(geometry.max_rows)
+    landing = torch.empty(16 * sizes[-1], dtype=torch.uint8, device=device)
+    pool = scratch_pool(model, geometry.block_size)
+    trial = DecodeGraphs(model, pool, rows, landing, sizes[-1:])
+    trial.capture()
+    torch.cuda.empty_cache()
+    shared = torch.cuda.memory_reserved(device) - reserved
+    upkeep = max(0, free - torch.cuda.mem_get_info(device)[0] - shared)
+    del trial, rows, pool
+    torch.cuda.empty_cache()
+    return shared + upkeep * len(sizes)
+
+
+class DecodeGraphs:
+    """Decode steps whose kernels are launched as one.
+
+    A graph reads the step from `frame`, at the start of `landing` (bytes on the device), and is
+    right for any context lengths. Pads belong to the scratch row and block.
+    """
+
+    def __init__(
+        self,
+        model: Llama,
+        pool: KVPool,
+        rows: Rows,
+        landing: torch.Tensor,
+        sizes: tuple[int, ...],
+    ) -> None:
+        self._model, self._pool, self._rows = model, pool, rows
+        self.sizes = sizes
+        self._most = sizes[-1]
+        self.frame = DecodeFrame.at(landing, self._most)
+        device = model.device
+        self._starts = torch.arange(self._most + 1, dtype=torch.int32, device=device)
+        self._sample_tokens = torch.arange(self._most, device=device)
+        self._answers = torch.empty(self._most, dtype=torch.int32, device=device)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def size_for(self, batch: StepBatch) -> int | None:
+        """The size of the graph that runs `batch`, or None: only decodes that all sample, not too
+        many, and whose contexts are not too long."""
+        sequences, repetitions = len(batch.rows), len(batch.slots)
+        if not 0 < sequences == batch.num_decodes == len(batch.sample_rows) <= self._most:
+            return None
+        if batch.decode_context + sequences * (repetitions - 1) > _MOST_CONTEXT:
+            return None
+        return self.sizes[bisect_left(self.sizes, sequences)]
+
+    def pack(self, batch: StepBatch) -> np.ndarray:
+        """The frames of a step for which `size_for` gave a size, [k, words]."""
+        return pack_frames(batch, self._most, self._rows.scratch)
+
+    def replay(self, size: int) -> torch.Tensor:
+        """Runs the step that `frame` holds; returns int32 [size], as `sample`, which the next
+        replay overwrites."""
+        self._graphs[size].replay()
+        return self._answers[:size]
+
+    @torch.inference_mode()
+    def run(self, size: int) -> torch.Tensor:
+        """The same as `replay`, kernel by kernel."""
+        frame, ops = self.frame, self._model.ops
+        rows, context_lens = frame.rows[:size], frame.context_lens[:size]
+        starts = self._starts[: size + 1]
+        token_ids, positions = ops.step_tokens(
+            self._rows.tokens, rows, starts, context_lens, size, 1
+        )
+        most = self._rows.max_model_len
+        inputs = StepInputs(
+            token_ids=token_ids,
+            positions=positions,
+            slot_mapping=frame.slots[:size],
+            rows=rows,
+            context_lens=context_lens,
+            prefill_starts=starts[:1],
+            block_tables=self._rows.block_tables,
+            sample_tokens=self._sample_tokens[:size],
+            num_decodes=size,
+            max_query_len=1,
+            max_context_len=most,
+            decode_context=min(size * most, _MOST_CONTEXT),
+        )
+        logits = self._model.forward(inputs, self._pool)
+        return sample(ops, self._rows, logits, rows, context_lens, self._answers[:size])
+
+    def capture(self) -> None:
+        """Captures every size, the largest first: the others fit into its memory."""
+        start = time.monotonic()
+        before = torch.cuda.mem_get_info(self._model.device)[0]
+        self._fill_with_pads()
+        memory = torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream(self._model.device)
+        torch.cuda.synchronize(self._model.device)
+        with torch.cuda.stream(stream):
+            for size in reversed(self.sizes):
+                self.run(size)  # compiles, and lets libraries choose and make their workspace
+                graph = torch.cuda.CUDAGraph()
+                graph.capture_begin(pool=memory, capture_error_mode="thread_local")
+                self.run(size)
+                graph.capture_end()
+                self._graphs[size] = graph
+        torch.cuda.synchronize(self._model.device)
+        taken = before - torch.cuda.mem_get_info(self._model.device)[0]
+        log.info(
+            "captured %d decode graphs, %d to %d sequences, in %.1f s; they take %.2f GiB",
+            len(self.sizes), self.sizes[0], self._most, time.monotonic() - start, taken / 2**30,
+        )  # fmt: skip
+
+    def _fill_with_pads(self) -> None:
+        self.frame.slots.zero_()
+        self.frame.rows.fill_(self._rows.scratch)
+        self.frame.context_lens.fill_(1)
