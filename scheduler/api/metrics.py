@@ -22,6 +22,7 @@ from scheduler.api.metric_names import REQUEST_TIMES, STEP_TIMES, histogram_fami
 from scheduler.core.front_end import CallTotals, EngineStatus, FailureKind, FinishReason
 from scheduler.core.statistics import Statistics
 
+_BREATH_SECONDS = 1e-4
 _FAILURES: tuple[FinishReason | FailureKind, ...] = tuple(FailureKind)
 _OUTCOMES = (*FinishReason, *_FAILURES)
 
@@ -44,6 +45,13 @@ class SchedulerCollector(Collector):
         self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
+        for metric in self._metrics():
+            yield metric
+            # The engine's thread would wait for the interpreter until it is taken from this
+            # one: here it gets it.
+            time.sleep(_BREATH_SECONDS)
+
+    def _metrics(self) -> Iterator[Metric]:
         status, statistics = self._source.status(), self._source.statistics
         yield from self._load(status)
         yield from _calls(self._source.calls)

@@ -48,7 +48,7 @@ def take_snapshot(
 
 
 def _counts(histogram: Histogram) -> LatencyCounts:
-    return LatencyCounts(histogram.bounds, histogram.counts.copy(), histogram.sum)
+    return LatencyCounts(histogram.bounds, histogram.counts, histogram.sum)
 
 
 def _block_owners(ledger: Ledger, live: np.ndarray) -> np.ndarray:
