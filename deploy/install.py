@@ -10,7 +10,7 @@ from pathlib import Path
 
 MINIMUM = (3, 11)
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = "scheduler,otel,worker,model,loadtest,dev"
+EXTRAS = "scheduler,otel,worker,model,loadtest,top,dev"
 
 COST = """\
 Installing into {venv}: PyTorch, transformers, gRPC and tools.

@@ -126,4 +126,4 @@ def test_the_scheduler_loads_no_torch_and_no_transformers() -> None:
 def test_the_client_and_its_command_load_nothing_but_grpc_and_protobuf() -> None:
     loaded = loaded_by("import nanoserve.cli.main")
     assert {"grpc", "google"} <= loaded
-    assert not loaded & (HEAVY | {"numpy", "tokenizers", "jinja2", "scheduler", "worker"})
+    assert not loaded & (HEAVY | {"numpy", "rich", "tokenizers", "jinja2", "scheduler", "worker"})

@@ -40,6 +40,13 @@ class NanoserveError(Exception):
         self.violations = violations
         self.retry_after = retry_after
 
+    @property
+    def unreachable(self) -> bool:
+        """Whether no connection could be made: no server was there to fail the call."""
+        return self.code is grpc.StatusCode.UNAVAILABLE and self.message.startswith(
+            "failed to connect"
+        )
+
 
 class InvalidRequestError(NanoserveError):
     """INVALID_ARGUMENT: the request can never work as it stands."""

@@ -163,3 +163,38 @@ def test_status_as_json_has_every_field(server: ScriptedServer) -> None:
     fields = json.loads(done.stdout)
     assert list(fields) == [field.name for field in pb.GetStatusResponse.DESCRIPTOR.fields]
     assert (fields["model"], fields["free_blocks"]) == ("tiny", 7)
+
+
+def test_status_with_rows_tells_how_far_each_is(server: ScriptedServer) -> None:
+    server.status.rows.add(
+        row=0,
+        request_id="first",
+        prompt_tokens=1000,
+        computed_tokens=1150,
+        output_tokens=151,
+        max_tokens=2000,
+        blocks=73,
+        running_seconds=2.5,
+    )
+    server.status.rows.add(
+        row=12, request_id="2", prompt_tokens=40, computed_tokens=7, max_tokens=9, blocks=1
+    )
+    done = nanoserve("status", "--rows", "--address", server.address)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-4:] == [
+        "",
+        "row  request       prompt     output  blocks     time",
+        "  0  first    1,000/1,000  151/2,000      73   2.50 s",
+        " 12  2               7/40        0/9       1  0.00 ms",
+    ]
+    assert server.status_requests == [pb.GetStatusRequest(include_rows=True)]
+    fields = json.loads(nanoserve("status", "--rows", "--json", "--address", server.address).stdout)
+    assert [row["request_id"] for row in fields["rows"]] == ["first", "2"]
+
+
+def test_status_with_rows_says_if_there_are_none_and_why(server: ScriptedServer) -> None:
+    done = nanoserve("status", "--rows", "--address", server.address)
+    assert done.stdout.endswith("\n\nno request is running\n")
+    server.status.missing_reason = "the engine did not answer within 1 s"
+    done = nanoserve("status", "--rows", "--address", server.address)
+    assert done.stdout.endswith("\n\nthe engine did not answer within 1 s\n")

@@ -9,10 +9,8 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
 
-import grpc
-
 from nanoserve.channel import DEFAULT_ADDRESS
-from nanoserve.cli import chat, generate, status
+from nanoserve.cli import chat, generate, status, top
 from nanoserve.errors import NanoserveError
 
 EXIT_FAILED = 1
@@ -51,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _explain(error: NanoserveError, address: str) -> str:
     line = " ".join(str(error).split())
-    if error.code is grpc.StatusCode.UNAVAILABLE and "failed to connect" in line:
+    if error.unreachable:
         return f"UNAVAILABLE: no server answers at {address}; start one with `make serve`"
     if error.retry_after is not None:
         line += f" (retry after {error.retry_after:g} s)"
@@ -64,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (generate, chat, status):
+    for module in (generate, chat, status, top):
         summary = (module.__doc__ or "").strip().splitlines()[0]
         command = commands.add_parser(
             module.__name__.rpartition(".")[2],

@@ -9,21 +9,28 @@ import argparse
 import dataclasses
 import json
 
+from nanoserve.cli.figures import duration
+from nanoserve.cli.row_lines import row_lines
 from nanoserve.client import Client
 from nanoserve.status import ServerStatus
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the fields as JSON")
+    parser.add_argument(
+        "--rows", action="store_true", help="the running requests too, and how far each is"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     with Client(args.address) as client:
-        status = client.status()
+        status = client.status(rows=args.rows)
     if args.json:
         print(json.dumps(dataclasses.asdict(status), indent=2))
     else:
         print(table(args.address, status))
+        if args.rows:
+            print("", *_rows(status), sep="\n")
     return 0 if status.ready else 1
 
 
@@ -32,7 +39,7 @@ def table(address: str, status: ServerStatus) -> str:
     rows = [
         ("server", address),
         ("ready", "yes" if status.ready else f"no: {status.reason}"),
-        ("up", _duration(status.uptime_seconds)),
+        ("up", duration(status.uptime_seconds)),
         ("model", status.model or "unnamed"),
         ("worker", _worker(status)),
     ]
@@ -50,6 +57,10 @@ def table(address: str, status: ServerStatus) -> str:
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def _rows(status: ServerStatus) -> list[str]:
+    return [status.missing_reason] if status.missing_reason else row_lines(status.rows)
 
 
 def _worker(status: ServerStatus) -> str:
@@ -76,13 +87,3 @@ def _tokens(status: ServerStatus) -> str:
         f"{status.prompt_tokens:,} prompt, {status.output_tokens:,} output, "
         f"{status.discarded_tokens:,} discarded"
     )
-
-
-def _duration(seconds: float) -> str:
-    """Hours, minutes and seconds, without leading zero parts: 3725 is "1 h 2 min 5 s"."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    parts = [(hours, "h"), (minutes, "min"), (rest, "s")]
-    while len(parts) > 1 and not parts[0][0]:
-        parts.pop(0)
-    return " ".join(f"{value} {unit}" for value, unit in parts)

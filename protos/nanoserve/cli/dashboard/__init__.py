@@ -1,0 +1,1 @@
+"""What `nanoserve top` shows. Needs rich, the extra `top`."""
