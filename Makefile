@@ -28,7 +28,7 @@ SERVER_FLAGS = --worker-args="$(WORKER_ARGS)" --scheduler-args="$(SCHEDULER_ARGS
 FIND_MODEL = model="$$($(BIN)/python -m deploy.model.fetch --model '$(MODEL)')"
 
 .DEFAULT_GOAL := help
-.PHONY: help install protos model run chat serve test lint format types bench-cpu bench-split wheel clean
+.PHONY: help install protos model run chat serve top test lint format types bench-cpu bench-split wheel clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -63,6 +63,9 @@ chat: $(INSTALLED) $(STUBS) ## Talk with the model in this terminal
 
 serve: $(INSTALLED) $(STUBS) ## Serve on LISTEN until Ctrl-C, which drains
 	@$(FIND_MODEL) && $(LOCAL) serve --model "$$model" --listen $(LISTEN) $(SERVER_FLAGS)
+
+top: $(INSTALLED) $(STUBS) ## Watch the server at LISTEN at work: rates, rows, block pool
+	@$(BIN)/nanoserve top --address $(LISTEN) $(ARGS)
 
 test: $(INSTALLED) $(STUBS) ## Run the tests, with the default model
 	@$(BIN)/python -m deploy.model.fetch >/dev/null
