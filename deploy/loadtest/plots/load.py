@@ -13,6 +13,7 @@ from deploy.loadtest.plots.style import (
     GREY,
     ORANGE,
     RED,
+    no_data,
     picture,
     plain_log,
     thousands,
@@ -37,26 +38,22 @@ def plot_load(summary: Summary, subtitle: str, void: str | None, path: Path) -> 
         _draw_served(served, summary)
         _draw_tokens(tokens, summary)
         for axes in panels:
-            _mark_knee(axes, summary)
+            if axes.lines:
+                _mark_knee(axes, summary)
 
 
 def _draw_latency(axes: Axes, summary: Summary, latency: str, title: str) -> None:
-    for name, colour, marker, dashes in _SPREAD:
-        points = [
-            (stage_load(stage), 1000 * value)
-            for stage, figures in summary.stages
-            if (value := getattr(getattr(figures.latency_seconds, latency), name)) is not None
-        ]
-        if points:
-            axes.plot(
-                *zip(*points, strict=True),
-                color=colour,
-                marker=marker,
-                linestyle=dashes,
-                label=name,
-            )
-    plain_log(axes, "y")
     axes.set_title(title)
+    spreads = [(stage_load(s), getattr(f.latency_seconds, latency)) for s, f in summary.stages]
+    spreads = [(load, spread) for load, spread in spreads if spread.n]
+    if not spreads:
+        no_data(axes, "no samples")
+        return
+    loads = [load for load, _ in spreads]
+    for name, colour, marker, dashes in _SPREAD:
+        values = [1000 * getattr(spread, name) for _, spread in spreads]
+        axes.plot(loads, values, color=colour, marker=marker, linestyle=dashes, label=name)
+    plain_log(axes, "y")
     axes.set_ylabel("milliseconds (logarithmic)")
     axes.legend(loc="upper left")
 

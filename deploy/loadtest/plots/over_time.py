@@ -14,6 +14,7 @@ from deploy.loadtest.requests import Request, Requests
 from deploy.loadtest.timeline import Run
 
 _BINS = 60
+_LEAST = 1e-6  # seconds: a logarithmic axis has no 0
 
 
 def plot_over_time(run: Run, subtitle: str, void: str | None, path: Path) -> None:
@@ -32,7 +33,7 @@ def _draw_first_tokens(axes: Axes, requests: tuple[Request, ...], run: Run) -> N
     the lower edge, by outcome."""
     with_token = [r for r in requests if r.measures.first_token is not None and r.judged]
     planned = [r.timeline.planned for r in with_token]
-    waits = [1000 * (r.measures.first_token or 0) for r in with_token]
+    waits = [1000 * max(r.measures.first_token or 0.0, _LEAST) for r in with_token]
     axes.plot(planned, waits, ".", color=BLUE, markersize=4, alpha=0.6, label="first token")
     strips = ((Outcome.FAILED, "x", RED, 0.03), (Outcome.UNFINISHED, "|", GREY, 0.07))
     for outcome, marker, colour, height in strips:
@@ -58,7 +59,7 @@ def _draw_first_tokens(axes: Axes, requests: tuple[Request, ...], run: Run) -> N
 
 
 def _draw_throughput(axes: Axes, requests: tuple[Request, ...], run: Run) -> None:
-    last = max(run.stages[-1].end, *(r.timeline.ended for r in requests), 0.0)
+    last = max(run.stages[-1].end, *(r.timeline.ended for r in requests), _LEAST)
     edges = np.linspace(0, last, _BINS + 1)
     times = np.concatenate([np.zeros(0), *(r.timeline.times for r in requests)])
     counts = np.concatenate([np.zeros(0), *(r.timeline.token_counts for r in requests)])
