@@ -177,9 +177,8 @@ def test_servers_beside_others_have_their_metrics_elsewhere_and_tell_where(
         listen = f"--listen=unix:{folder}/{name}.sock"
         serving = launch("serve", "--scheduler-args=--no-tokenizer", listen)
         serving.wait_for("ready at")
-        for server in ("worker", "scheduler"):
-            line = serving.wait_for(f"{server}: metrics at ")
-            url = line.rpartition(" ")[2]
+        for logger in ("worker", "scheduler.api.metrics_server"):
+            url = serving.wait_for(f"{logger}: metrics at ").rpartition(" ")[2]
             with urllib.request.urlopen(url, timeout=10) as response:
                 assert b"nanoserve_" in response.read()
             urls.append(url)
