@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from deploy.loadtest.goodput import Limits
-from deploy.loadtest.latencies import Latencies, Waiting
+from deploy.loadtest.latencies import Latencies, Unanswered
 from deploy.loadtest.measures import Outcome
 from deploy.loadtest.rates import Rates, count_inside
 from deploy.loadtest.requests import Request
@@ -65,7 +65,7 @@ class Figures:
 
     requests: Counts
     latency_seconds: Latencies
-    waiting: Waiting
+    unanswered: Unanswered
     per_second: Rates
     goodput: Goodput | None  # None without limits
 
@@ -82,7 +82,7 @@ class Figures:
         return cls(
             requests=Counts.of(counted),
             latency_seconds=Latencies.of(counted),
-            waiting=Waiting.of(counted),
+            unanswered=Unanswered.of(counted),
             per_second=Rates.of(traffic, stages),
             goodput=Goodput.of(counted, stages, limits) if limits else None,
         )

@@ -53,7 +53,7 @@ class Latencies:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class Unanswered:
     """Requests that had no first token when the run ended. They give no sample, which
     makes an overloaded server look better than it is: the p99 says what it is at least,
     with their age at the end for the time that they would have needed."""

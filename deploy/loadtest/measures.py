@@ -49,13 +49,14 @@ def measure(timeline: Timeline) -> Measures:
     with_ids = timeline.token_counts > 0
     times, counts = timeline.times[with_ids], timeline.token_counts[with_ids]
     text_times = timeline.times[timeline.has_text]
+    has_text = times.size and text_times.size  # text without any id is a failure
     gaps = np.repeat(np.diff(times) / counts[1:], counts[1:])
     return Measures(
         outcome=outcome,
         status=status,
         tokens=int(counts.sum()),
         first_token=float(times[0] - timeline.planned) if times.size else None,
-        first_text=float(text_times[0] - timeline.planned) if text_times.size else None,
+        first_text=float(text_times[0] - timeline.planned) if has_text else None,
         gaps=gaps,
         per_token=float((times[-1] - times[0]) / gaps.size) if gaps.size else None,
         end_to_end=timeline.ended - timeline.planned if outcome is Outcome.OK else None,

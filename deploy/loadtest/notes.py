@@ -35,12 +35,12 @@ def _faults(summary: Summary) -> Iterator[str]:
 
 
 def _limits(summary: Summary) -> Iterator[str]:
-    waiting = summary.whole.waiting
-    if waiting.requests and waiting.first_token_p99_at_least is not None:
+    unanswered = summary.whole.unanswered
+    if unanswered.requests and unanswered.first_token_p99_at_least is not None:
         yield (
-            f"{count(waiting.requests, 'request')} had no first token when the run ended. With "
+            f"{count(unanswered.requests, 'request')} had no first token when the run ended. With "
             "their ages at that time counted as theirs, the p99 of the time to first token would "
-            f"be {milliseconds(waiting.first_token_p99_at_least)} ms; the true one is no less."
+            f"be {milliseconds(unanswered.first_token_p99_at_least)} ms; the true one is no less."
         )
     if summary.unknown_prompts:
         yield (f"Total tokens lack {count(summary.unknown_prompts, 'prompt')} of unknown length.")

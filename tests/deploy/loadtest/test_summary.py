@@ -106,9 +106,9 @@ def test_requests_without_a_first_token_say_what_the_p99_is_at_least() -> None:
     refused = timeline(planned=1100, end=1101, status="RESOURCE_EXHAUSTED")
     summary = summary_of(served(0), waiting, refused)
     assert summary.whole.latency_seconds.first_token == near(1, 100)
-    assert summary.whole.waiting.requests == 1
+    assert summary.whole.unanswered.requests == 1
     # Rank 0.99 between 100 and 1800 ms.
-    assert summary.whole.waiting.first_token_p99_at_least == pytest.approx(1.783)
+    assert summary.whole.unanswered.first_token_p99_at_least == pytest.approx(1.783)
 
 
 def test_tokens_count_in_the_window_in_which_they_come_whoever_they_are_for() -> None:
