@@ -44,7 +44,9 @@ class FrontEnds:
             worker, "--frontends", str(count), "--metrics-listen", "127.0.0.1:0", *flags
         )
         self.address = wait_for(lambda: listening(self.scheduler), "the port is known")
-        (self._metrics,) = re.findall(r"metrics at (http://\S+)", log_of(self.scheduler))
+        self._metrics = wait_for(
+            lambda: found_in_log(self.scheduler, r"metrics at (http://\S+)"), "the other too"
+        )
         self.count = count
         wait_for(lambda: len(self.processes()) == count, "all are started")
         wait_for(self.ready, "it is ready")
@@ -87,7 +89,12 @@ def start_scheduler(worker: str, *flags: str) -> Child:
 
 def listening(scheduler: Child) -> str | None:
     """Its address, once it is in the log."""
-    found = re.search(r"listening on (127\.0\.0\.1:\d+)", log_of(scheduler))
+    return found_in_log(scheduler, r"listening on (127\.0\.0\.1:\d+)")
+
+
+def found_in_log(scheduler: Child, pattern: str) -> str | None:
+    """The first group, if the last lines have it."""
+    found = re.search(pattern, log_of(scheduler))
     return found[1] if found else None
 
 
