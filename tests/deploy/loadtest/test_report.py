@@ -4,6 +4,7 @@ import argparse
 import csv
 import io
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from rich.console import Console
 
 from deploy.loadtest.compare_report import add_compare_arguments, compare_main
 from deploy.loadtest.goodput import Limits
-from deploy.loadtest.plots.style import RED
+from deploy.loadtest.plots import style
 from deploy.loadtest.report import add_report_arguments, report_main
 from deploy.loadtest.summary import Summary
 from deploy.loadtest.terminal import print_summary
@@ -29,6 +30,13 @@ SETTINGS = {
     "seed": 7,
     "goodput": {"kind": "Limits", "ttft": 150.0, "tpot": None, "gap": None, "e2e": None},
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_pictures() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(style, "_DPI", 40)
+        yield
 
 
 def a_run(lag: float = 1.0, ramp: bool = False, **values: object) -> Run:
@@ -91,7 +99,7 @@ def saved(run: Run, path: Path) -> str:
 def share_of_red(path: Path) -> float:
     """Of the picture's pixels that have a void banner's colour."""
     pixels = imread(path)[..., :3]
-    return float(np.isclose(pixels, to_rgb(RED), atol=0.01).all(axis=-1).mean())
+    return float(np.isclose(pixels, to_rgb(style.RED), atol=0.01).all(axis=-1).mean())
 
 
 @pytest.mark.parametrize("ramp", [False, True])
