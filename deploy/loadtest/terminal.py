@@ -32,15 +32,12 @@ def _sections(summary: Summary) -> Iterator[RenderableType]:
     yield Text()
     yield _latencies(summary.whole)
     yield lines(_facts(summary))
+    yield Text()
     if summary.stages:
         rows = [(stage_name(stage), figures) for stage, figures in summary.stages]
-        yield Text()
         yield _side_by_side("By stage", "offered", rows)
     if summary.groups:
-        yield Text()
         yield _side_by_side("By part of the mix", "part", summary.groups.items())
-    if not (summary.stages or summary.groups):
-        yield Text()
     for note in notes(summary):
         yield hanging("-", note)
 
