@@ -193,7 +193,8 @@ class _Load:
         at, timelines = self._fleet.carry_out(
             order, warm_up_seconds, lambda counts: self._on_counts(what, counts)
         )
-        return at - self._origin, timelines
+        # As precise as timelines are: what is planned for the very start lies within.
+        return round(at - self._origin, 6), timelines
 
     def _add(
         self,
