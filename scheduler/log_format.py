@@ -10,13 +10,15 @@ import logging
 import sys
 from datetime import UTC, datetime
 
+from scheduler.log_writer import BackgroundHandler
+
 FORMATS = ("human", "json")
 
 
 def start_logging(level: str, form: str, front_end: int | None = None) -> None:
     """On stderr. `level` in lower case, `form` one of FORMATS. `front_end`: the number of the
     front end whose process this is, for each line to tell."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = BackgroundHandler(sys.stderr)
     formatter = JsonFormatter if form == "json" else HumanFormatter
     handler.setFormatter(formatter(front_end))
     logging.basicConfig(level=level.upper(), handlers=[handler])

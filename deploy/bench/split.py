@@ -18,8 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
+from deploy.bench.interval import median_interval
 from deploy.bench.load import random_prompts, run_batch
 from deploy.bench.machine import machine
 from deploy.bench.ready import READY_SECONDS, wait_until_ready
@@ -49,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
                 ratios[streams].append(seconds[two] / seconds[one])
     progress.end(f"{args.pairs} pairs took {progress.seconds:.0f} s")
     for streams, values in ratios.items():
-        low, high = _interval(values)
+        low, high = median_interval(values)
         cost = statistics.median(values) - 1
         print(
             f"{streams} streams: two processes take {100 * cost:+.1f} % "
@@ -90,13 +89,6 @@ def _one(folder: Path, worker_flags: tuple[str, ...]) -> Iterator[str]:
             yield address
         finally:
             child.stop(20.0, Unasked().asked)
-
-
-def _interval(values: list[float]) -> tuple[float, float]:
-    """95 % of the median, from 10,000 resamples."""
-    picks = np.random.default_rng(0).choice(values, (10_000, len(values)))
-    low, high = np.percentile(np.median(picks, axis=1), [2.5, 97.5])
-    return float(low), float(high)
 
 
 def _parser() -> argparse.ArgumentParser:
