@@ -123,6 +123,10 @@ class Servers:
         if self._settings.restart_worker:
             self._restarts = Restarts(time.monotonic())
 
+    def child(self, name: str) -> Child:
+        """The "worker" or the "scheduler". Raises StopIteration if it was stopped."""
+        return next(child for child in self._children if child.name == name)
+
     def check(self) -> None:
         """To be called often. Raises ServerDied if a server has ended, unless it is the worker
         and is started again."""
