@@ -1,0 +1,146 @@
+"""Status, stream and picture of real servers at work: they tell the same as the books."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.local.servers import Servers
+from nanoserve import BlockOwner, Client, Generation, ServerStatus
+from tests.end_to_end.servers import running, start, wait_until
+from tests.protos.command import nanoserve
+
+NUM_BLOCKS, BLOCK_SIZE = 64, 16
+PROMPT_LENS, OUTPUT_TOKENS = (6, 11, 30), 200
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Servers]:
+    flags = ("--num-blocks", str(NUM_BLOCKS), "--block-size", str(BLOCK_SIZE), "--max-rows", "3")
+    with running(simulate=True, worker=(*flags, "--step-ms", "60")) as servers:
+        yield servers
+
+
+def generation(client: Client, length: int) -> Generation:
+    return client.generate(
+        token_ids=list(range(1, length + 1)),
+        max_tokens=OUTPUT_TOKENS,
+        ignore_eos=True,
+        request_id=f"of-{length}",
+    )
+
+
+@contextlib.contextmanager
+def three_at_work(client: Client) -> Iterator[None]:
+    """Three requests with a row each, and one that waits for one of theirs."""
+    with contextlib.ExitStack() as streams:
+        for length in PROMPT_LENS:
+            next(streams.enter_context(generation(client, length)))
+        streams.enter_context(generation(client, 2))
+        wait_until(lambda: client.status().waiting_requests == 1, "the last one waits")
+        yield
+    wait_until(lambda: client.status().running_requests == 0, "all are gone")
+
+
+def everything(client: Client) -> ServerStatus:
+    return client.status(rows=True, block_map=True, latencies=True)
+
+
+def test_rows_and_block_map_agree_with_each_other_and_with_the_requests(servers: Servers) -> None:
+    with Client(servers.address) as client:
+        with three_at_work(client):
+            status = everything(client)
+        assert {row.request_id: row.prompt_tokens for row in status.rows} == {
+            f"of-{length}": length for length in PROMPT_LENS
+        }
+        assert [row.row for row in status.rows] == [0, 1, 2]
+        owned = Counter(status.block_owners)
+        assert status.block_owners[0] == BlockOwner.SCRATCH
+        assert owned.pop(BlockOwner.SCRATCH) == 1
+        assert owned.pop(BlockOwner.FREE) == NUM_BLOCKS - 1 - sum(row.blocks for row in status.rows)
+        assert owned == {row.row: row.blocks for row in status.rows}
+        for row in status.rows:
+            # Up to three steps in flight are counted already.
+            ahead = row.computed_tokens - (row.prompt_tokens + row.output_tokens - 1)
+            assert 0 <= ahead <= 3
+            assert row.blocks == -(-row.computed_tokens // BLOCK_SIZE)
+            assert 1 <= row.output_tokens <= row.max_tokens == OUTPUT_TOKENS
+            assert row.running_seconds > 0
+        assert status.missing_reason == ""
+        only_free = [BlockOwner.SCRATCH] + [BlockOwner.FREE] * (NUM_BLOCKS - 1)
+        wait_until(lambda: [*everything(client).block_owners] == only_free, "all is free")
+
+
+def test_the_latencies_of_an_interval_are_those_of_its_tokens(servers: Servers) -> None:
+    with Client(servers.address) as client:
+        before = everything(client)
+        client.generate(token_ids=[5, 6], max_tokens=9, ignore_eos=True).collect()
+        after = everything(client)
+    assert before.time_to_first_token is not None
+    assert after.time_to_first_token is not None
+    assert after.time_to_first_token.since(before.time_to_first_token).count == 1
+    assert before.inter_token_latency is not None
+    assert after.inter_token_latency is not None
+    between = after.inter_token_latency.since(before.inter_token_latency)
+    assert between.count == 8
+    assert between.mean is not None
+    assert between.mean > 0.05, "a step takes 60 ms"
+
+
+def test_a_watch_sees_the_rows_come_on(servers: Servers) -> None:
+    with (
+        Client(servers.address) as client,
+        three_at_work(client),
+        client.watch_status(0.2, rows=True) as watch,
+    ):
+        progress = [sum(row.output_tokens for row in next(watch).rows) for _ in range(4)]
+    assert progress == sorted(set(progress)), "more with each status"
+
+
+def test_top_draws_them(servers: Servers) -> None:
+    with Client(servers.address) as client, three_at_work(client):
+        flags = ("--once", "--interval", "0.3", "--address", servers.address)
+        done = nanoserve("top", *flags, PYTHONUTF8="1")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    (pool,) = (line for line in lines if line.startswith("#") and "scratch" not in line)
+    assert {"A", "B", "C", "·"} < set(pool)
+    assert len(pool) == NUM_BLOCKS
+    assert any("3 of 3 running · 1 waiting" in line for line in lines)
+    assert [line.split()[:2] for line in lines[-3:]] == [
+        [letter, f"of-{length}"] for letter, length in zip("ABC", PROMPT_LENS, strict=True)
+    ]
+
+
+def test_rows_are_told_of_although_the_worker_hangs(servers: Servers) -> None:
+    """The engine's loop turns while it waits for a worker."""
+    worker = servers.child("worker").pid
+    with Client(servers.address) as client, three_at_work(client):
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            status = everything(client)
+        finally:
+            os.kill(worker, signal.SIGCONT)
+    assert len(status.rows) == 3
+    assert status.missing_reason == ""
+
+
+def test_without_a_worker_a_status_comes_with_the_reason(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s"
+    link = ("--worker", f"unix:{tmp_path}/none", "--listen", address, "--metrics-listen", "off")
+    scheduler = start("scheduler", "--no-tokenizer", *link)
+    try:
+        wait_until((tmp_path / "s").exists, "it listens")
+        with Client(address) as client:
+            status = everything(client)
+        assert (status.ready, status.rows, status.block_owners) == (False, (), ())
+        assert status.missing_reason == "no worker has connected yet"
+    finally:
+        scheduler.stop(20, threading.Event())
