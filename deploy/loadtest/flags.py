@@ -155,6 +155,13 @@ def _add_openai(add: _Add) -> None:
 
 def _add_tool(add: _Add) -> None:
     add("--processes", int, "N", "that generate", shown=f"one per core, at most {MOST_PROCESSES}")
+    add(
+        "--realtime",
+        None,
+        "",
+        "they come before all else on the machine, so that they send on time beside a busy server "
+        "(SCHED_RR; needs root or CAP_SYS_NICE)",
+    )
     add("--sample-interval", float, "SECONDS", "between looks at GetStatus; 0: none", 0.5)
     add("--save", Path, "FILE", "write the run there, for `report` and `compare`; .gz compresses")
 
@@ -208,6 +215,7 @@ def plan_from(args: argparse.Namespace) -> LoadPlan:
         request_timeout=args.request_timeout,
         drain=args.drain,
         processes=args.processes,
+        realtime=args.realtime,
         sample_interval=args.sample_interval,
         vocab_size=args.vocab_size,
         goodput=Limits.parse(args.goodput) if args.goodput else None,

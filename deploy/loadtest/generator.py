@@ -1,28 +1,33 @@
-"""One process's part of the load, in an event loop of its own."""
+"""One process's part of the load, in an event loop of its own.
+
+All of it are callbacks, not tasks: what a message or the clock sets off happens at once, not
+behind all that the loop has to do.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from deploy.loadtest.orders import Counts, Looped, Order, Scheduled, Setup, Start
-from deploy.loadtest.player import play
+from deploy.loadtest.calls import OVER, Calls
+from deploy.loadtest.conversation import Conversation, token_count
+from deploy.loadtest.orders import Counts, Order, Scheduled, Setup, Start
 from deploy.loadtest.record import Record
-from deploy.loadtest.target import Exchange, Target
+from deploy.loadtest.stock import Opening, Stock
+from deploy.loadtest.target import Target
 from deploy.loadtest.timeline import NOT_DUE, Timeline
 from deploy.loadtest.workload import Request, Workload
 
-# Requests encoded before an order starts; later ones when they are due.
+# Requests encoded before an order starts; later ones meanwhile.
 _PREPARED = 20_000
-_LONGEST_SLEEP = 0.2  # seconds until a stop is noticed
 _SENT_TOGETHER = 32  # requests begun between two writes to the sockets
-_OVER = "the run was over"
-
-Begun = tuple[Record, Exchange]
+_LONGEST_WAIT = 0.2  # seconds until a stop is noticed
+# A user whose request failed waits at least this long: a server that is gone would
+# otherwise be asked as fast as the loop turns.
+_AFTER_FAILURE = 0.1  # seconds
 
 
 class Generator:
@@ -33,166 +38,149 @@ class Generator:
         self._plan = setup.plan
         self._target = target
         self._workload = Workload(setup.plan, setup.vocab_size)
-        self._stage = 0
+        self._calls = Calls(target, setup.plan.request_timeout)
+        self._stock = Stock((), self._open, 0)
         self._records: list[Record] = []
-        self._prepared: dict[int, tuple[Request, Any]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._stopped = False
-        self._sent = self._ended = self._failed = self._tokens = 0
+        self._timers: dict[asyncio.TimerHandle, Callable[[], None]] = {}
+        self._stage = 0
+        self._open_ends = 0  # conversations and users that are not over
+        self.is_stopped = False
+        self.think = setup.plan.think
 
     @property
     def counts(self) -> Counts:
-        return Counts(self._sent, self._ended, self._failed, self._tokens)
+        """Of the order that runs."""
+        return self._calls.counts
 
     def stop(self) -> None:
         """Nothing more is sent, and what runs is given up."""
-        self._stopped = True
-        for task in self._tasks:
-            task.cancel()
+        self.is_stopped = True
+        self._calls.give_up()
+        timers, self._timers = self._timers, {}
+        for timer, callback in timers.items():
+            timer.cancel()
+            callback()
 
     def prepare(self, order: Order) -> None:
-        most = _PREPARED if isinstance(order, Scheduled) else min(_PREPARED, 2 * order.users)
-        self._prepared = {}
-        for conversation in itertools.islice(order.conversations, most):
-            first = next(self._turns(int(conversation)))
-            self._prepared[first] = self._encode(first, [])
+        size = _PREPARED if isinstance(order, Scheduled) else min(_PREPARED, 2 * order.users)
+        self._stock = Stock(order.conversations, self._open, size)
+        self._stock.fill()
+        self._calls = Calls(self._target, self._plan.request_timeout)
         self._records, self._stage = [], order.stage
-        self._sent = self._ended = self._failed = self._tokens = 0
 
     async def run(self, order: Order, start: Start) -> list[Timeline]:
         """Returns when every request has ended or was given up."""
+        stocking = asyncio.create_task(self._stock.keep_filled())
         if isinstance(order, Scheduled):
-            await self._send_scheduled(order, start.at)
+            await self._pace((start.at + order.times).tolist(), self._begin)
             give_up = time.monotonic() + self._plan.drain
         else:
-            await self._sleep_until(start.at)
-            self._start_users(order, start.at)
-            give_up = start.at + order.seconds + self._plan.drain
-        if self._tasks:
-            left = give_up - time.monotonic()
-            await asyncio.wait(self._tasks, timeout=max(0, left) if left < math.inf else None)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for record in self._records:
-            if record.ended is None:  # its task was cancelled before it ran
-                give_up(record)
+            until = start.at + order.seconds
+            await self._pace([start.at] * order.users, lambda moment: self._use(moment, until))
+            give_up = until + self._plan.drain
+        while self._open_ends and not self.is_stopped and time.monotonic() < give_up:
+            await asyncio.sleep(0.01)
+        stocking.cancel()
+        was_stopped = self.is_stopped
+        self.stop()
+        self.is_stopped = was_stopped
         origin, measured_from = self._setup.origin, start.measured_from
         return [record.timeline(origin, measured_from) for record in self._records]
 
-    async def _send_scheduled(self, order: Scheduled, start: float) -> None:
+    async def _pace(self, moments: list[float], begin: Callable[[float], None]) -> None:
+        """Calls `begin` at each moment; returns after the last."""
         loop = asyncio.get_running_loop()
-        all_sent = loop.create_future()
-        moments = (start + order.times).tolist()
-        due = zip(order.conversations.tolist(), moments, strict=True)
-        coming = next(due, None)
+        all_begun = loop.create_future()
+        coming = iter(moments)
+        planned = next(coming, math.inf)
 
-        begun: list[tuple[Begun, Iterator[int]]] = []
-
-        def send_due() -> None:
+        def begin_due() -> None:
             """Called by the loop's clock, so that it waits for at most one turn of the loop."""
-            nonlocal coming
+            nonlocal planned
             now = time.monotonic()
             for _ in range(_SENT_TOGETHER):
-                if coming is None or not (coming[1] <= now or self._stopped):
+                if planned > now and not (self.is_stopped and planned < math.inf):
                     break
-                if first := self._begin_or_refuse(*coming):
-                    begun.append(first)
-                coming = next(due, None)
+                begin(planned)
+                planned = next(coming, math.inf)
+            if planned == math.inf:
+                all_begun.set_result(None)
+            elif planned <= now or self.is_stopped:
+                loop.call_soon(begin_due)  # what was begun goes out first
             else:
-                loop.call_soon(send_due)  # what was begun goes out first
-                return
-            # Their tasks wait until all that is due is on its way.
-            while begun:
-                self._spawn(self._converse(*begun.pop(), math.inf))
-            if coming is None:
-                all_sent.set_result(None)
-            else:
-                loop.call_at(min(coming[1], now + _LONGEST_SLEEP), send_due)
+                loop.call_at(min(planned, now + _LONGEST_WAIT), begin_due)
 
-        send_due()
-        await all_sent
+        begin_due()
+        await all_begun
 
-    def _begin_or_refuse(
-        self, conversation: int, planned: float
-    ) -> tuple[Begun, Iterator[int]] | None:
-        """Its first request, and the turns that are left."""
-        turns = self._turns(conversation)
-        if self._stopped:
-            self._refuse(turns, planned, _OVER)
-            return None
-        return self._begin(next(turns), planned, []), turns
+    def _begin(self, planned: float) -> None:
+        """The next conversation, on schedule."""
+        opening = self._stock.take()
+        if opening is None:
+            return
+        if self.is_stopped:
+            self._record(opening.request, planned).end(NOT_DUE, OVER)
+            self.refuse(opening.later_turns, planned, OVER)
+            return
+        self._open_ends += 1
+        Conversation(self, opening.later_turns, math.inf, self._over).start(opening, planned)
 
-    def _start_users(self, order: Looped, start: float) -> None:
-        conversations = iter(order.conversations)
-        for _ in range(order.users):
-            self._spawn(self._use(conversations, start, start + order.seconds))
+    def _over(self, _last: Record) -> None:
+        self._open_ends -= 1
 
-    async def _use(self, conversations: Iterator[int], planned: float, until: float) -> None:
-        """One user: takes the next conversation when his last one is over."""
-        while planned < until and (conversation := next(conversations, None)) is not None:
-            turns = self._turns(conversation)
-            first = self._begin(next(turns), planned, [])
-            planned = await self._converse(first, turns, until) + self._plan.think
-            await self._sleep_until(planned)
+    def _use(self, planned: float, until: float) -> None:
+        """The next conversation of a user, who takes another when it is over."""
+        if self.is_stopped or planned >= until or (opening := self._stock.take()) is None:
+            return
+        self._open_ends += 1
 
-    async def _converse(self, first: Begun, later_turns: Iterator[int], until: float) -> float:
-        """Plays a conversation, in which each turn needs the answer to the one before.
-        Returns when its last request ended."""
-        record, exchange = first
-        history: list[Any] = []
-        while True:
-            await self._play(record, exchange)
-            ended = record.ended or time.monotonic()
-            planned = ended + self._plan.think
-            index = next(later_turns, None)
-            if index is None:
-                return ended
-            later_turns = itertools.chain([index], later_turns)
-            if record.status != "OK":
-                self._refuse(later_turns, planned, "the turn before it did not end well")
-                return ended
-            await self._sleep_until(planned)
-            if planned >= until:
-                self._refuse(later_turns, planned, _OVER)
-                return ended
-            history += [record.request.prompt, _joined(record)]
-            record, exchange = self._begin(next(later_turns), planned, history)
+        def go_on(last: Record) -> None:
+            failed = last.status not in ("OK", "CANCELLED")
+            pause = max(self.think, _AFTER_FAILURE if failed else 0.0)
+            again = (last.ended or 0.0) + pause
+            self.at(again, lambda: use_again(again))
 
-    async def _play(self, record: Record, exchange: Exchange) -> None:
-        try:
-            await play(exchange, record, self._plan.request_timeout)
-        finally:
-            self._ended += 1
-            self._failed += record.status != "OK" and not record.cancelled
-            self._tokens += record.tokens
+        def use_again(again: float) -> None:
+            self._open_ends -= 1
+            self._use(again, until)
 
-    def _begin(self, index: int, planned: float, history: list[Any]) -> tuple[Record, Exchange]:
-        prepared = self._prepared.pop(index, None)
-        request, payload = prepared or self._encode(index, history)
+        Conversation(self, opening.later_turns, until, go_on).start(opening, planned)
+
+    # What a conversation needs: Host.
+
+    def send(
+        self, request: Request, payload: Any, planned: float, on_end: Callable[[Record], None]
+    ) -> Record:
         record = self._record(request, planned)
-        if not isinstance(request.prompt, str):
-            record.prompt_tokens = request.prompt_len + sum(map(len, history))
+        record.prompt_tokens = token_count([request.prompt])
         if self._plan.turns > 1:
             record.answer = []
-        self._sent += 1
-        return record, self._target.begin(payload, record)
+        self._calls.send(payload, record, on_end)
+        return record
 
-    def _refuse(self, indices: Iterator[int], planned: float, reason: str) -> None:
+    def refuse(self, indices: Iterator[int], planned: float, reason: str) -> None:
         for index in indices:
             self._record(self._workload.request(index), planned).end(NOT_DUE, reason)
 
-    def _record(self, request: Request, planned: float) -> Record:
-        record = Record(request, planned, self._stage, self._request_id(request.index))
-        self._records.append(record)
-        return record
-
-    def _encode(self, index: int, history: list[Any]) -> tuple[Request, Any]:
+    def encode(self, index: int, history: list[Any]) -> tuple[Request, Any]:
         request = self._workload.request(index)
         return request, self._target.encode(request, history, self._request_id(index))
 
-    def _request_id(self, index: int) -> str:
-        return f"{self._setup.run_id}-{index}"
+    def at(self, moment: float, callback: Callable[[], None]) -> None:
+        if self.is_stopped or moment <= time.monotonic():
+            callback()
+            return
+
+        def call_back() -> None:
+            del self._timers[timer]
+            callback()
+
+        timer = asyncio.get_running_loop().call_at(moment, call_back)
+        self._timers[timer] = callback
+
+    def _open(self, conversation: int) -> Opening:
+        turns = self._turns(conversation)
+        return Opening(*self.encode(next(turns), []), turns)
 
     def _turns(self, conversation: int) -> Iterator[int]:
         """Indices of its requests; a warm-up conversation, below 0, has one."""
@@ -202,17 +190,10 @@ class Generator:
         end = first + turns if self._plan.requests is None else self._plan.requests
         return iter(range(first, min(first + turns, end)))
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _record(self, request: Request, planned: float) -> Record:
+        record = Record(request, planned, self._stage, self._request_id(request.index))
+        self._records.append(record)
+        return record
 
-    async def _sleep_until(self, moment: float) -> None:
-        while not self._stopped and (left := moment - time.monotonic()) > 0:
-            await asyncio.sleep(min(left, _LONGEST_SLEEP))
-
-
-def _joined(record: Record) -> tuple[int, ...] | str:
-    """The answer, as a prompt is."""
-    answer: Any = record.answer or ()
-    return "".join(answer) if isinstance(record.request.prompt, str) else tuple(answer)
+    def _request_id(self, index: int) -> str:
+        return f"{self._setup.run_id}-{index}"

@@ -32,16 +32,9 @@ class GrpcExchange:
         self._read_at = 0.0
         self._partial = b""
         self._http_status = "200"
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    async def wait(self) -> None:
-        """Returns when the record has ended."""
-        await self._ended
 
     def cancel(self) -> None:
-        if not self._ended.done():
-            self._connection.cancel(self)
-            self._ended.set_result(None)
+        self._connection.cancel(self)
 
     def on_sent(self) -> None:
         self._record.mark_sent()
@@ -51,7 +44,7 @@ class GrpcExchange:
         if self._partial:
             data = self._partial + data
         start, count = 0, 0
-        while len(data) - start >= PREFIX_LEN:
+        while len(data) - start >= PREFIX_LEN and self._record.ended is None:
             end = start + PREFIX_LEN + int.from_bytes(data[start + 1 : start + PREFIX_LEN], "big")
             if end > len(data):
                 break
@@ -69,23 +62,23 @@ class GrpcExchange:
             return
         code = headers.get("grpc-status")
         if code is None and self._http_status != "200":
-            self._end(f"HTTP {self._http_status}")
+            self._record.end(f"HTTP {self._http_status}")
         elif code is None:
-            self._end(PROTOCOL, "the stream ended without a status")
+            self._record.end(PROTOCOL, "the stream ended without a status")
         elif code != "0":
             message = unquote(headers.get("grpc-message", ""))
-            self._end(_STATUSES.get(code, f"CODE {code}"), message)
+            self._record.end(_STATUSES.get(code, f"CODE {code}"), message)
         elif not self._record.finished:
-            self._end(PROTOCOL, "the stream ended without a finish reason")
+            self._record.end(PROTOCOL, "the stream ended without a finish reason")
         else:
-            self._end("OK")
+            self._record.end("OK")
 
     def on_reset(self, error_code: int) -> None:
         status = _RESETS.get(error_code, "INTERNAL")
-        self._end(status, f"the server reset the stream with HTTP/2 error {error_code}")
+        self._record.end(status, f"the server reset the stream with HTTP/2 error {error_code}")
 
     def on_lost(self, reason: str) -> None:
-        self._end("UNAVAILABLE", reason)
+        self._record.end("UNAVAILABLE", reason)
 
     def _take(self, compressed: int, message: bytes) -> None:
         record = self._record
@@ -93,9 +86,9 @@ class GrpcExchange:
             response = pb.GenerateResponse.FromString(message)
         except DecodeError:
             compressed = 1
-        if compressed or self._ended.done():
-            self._end(PROTOCOL, "a message could not be read")
+        if compressed:
             self._connection.cancel(self)
+            self._record.end(PROTOCOL, "a message could not be read")
             return
         record.message(len(response.token_ids), bool(response.text))
         if record.answer is not None:
@@ -106,10 +99,5 @@ class GrpcExchange:
             record.prompt_tokens = response.usage.prompt_tokens
             record.output_tokens = response.usage.output_tokens
         elif record.has_enough:
+            self._connection.cancel(self)
             record.end("CANCELLED", cancelled=True)
-            self.cancel()
-
-    def _end(self, status: str, detail: str = "") -> None:
-        self._record.end(status, detail)
-        if not self._ended.done():
-            self._ended.set_result(None)

@@ -29,6 +29,9 @@ class GrpcTarget:
     def __init__(self, target: Nanoserve, plan: LoadPlan) -> None:
         self._address = target.address
         self._plan = plan
+        self._fast: list[Connection] = []
+        self._slow: list[Connection] = []
+        self._turn = itertools.count()
         self._connecting: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
@@ -41,7 +44,6 @@ class GrpcTarget:
         except (OSError, TimeoutError) as error:
             reason = str(error) or f"not within {CONNECT_SECONDS:g} s"
             raise Failed("CONNECT", f"no connection to {self._address}: {reason}") from None
-        self._turn = itertools.count()
 
     async def close(self) -> None:
         self._is_closing = True

@@ -83,9 +83,10 @@ class Connection(asyncio.BufferedProtocol):
         return self._lost is None
 
     def send(self, exchange: Exchange, body: bytes) -> None:
-        """Starts a stream, as soon as the peer allows one more."""
+        """Starts a stream, as soon as the peer allows one more. Calls nothing back before it
+        returns."""
         if self._lost is not None:
-            exchange.on_lost(self._lost)
+            asyncio.get_running_loop().call_soon(exchange.on_lost, self._lost)
             return
         if len(self._streams) >= self._most_streams:
             self._waiting.append((exchange, body))

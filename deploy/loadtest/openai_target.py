@@ -31,22 +31,23 @@ class OpenAITarget:
         self._plan = plan
         self._base = target.url.rstrip("/").removesuffix("/v1")
         self._model = target.model
+        self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
         _allow_many_connections()
         key = os.environ.get(KEY_VARIABLE)
-        self._session = aiohttp.ClientSession(
+        self._session = session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=300),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
             headers={"Authorization": f"Bearer {key}"} if key else {},
         )
         if not self._model:
-            self._model = await self._first_model()
+            self._model = await self._first_model(session)
 
-    async def _first_model(self) -> str:
+    async def _first_model(self, session: aiohttp.ClientSession) -> str:
         url = f"{self._base}/v1/models"
         try:
-            async with self._session.get(url, timeout=aiohttp.ClientTimeout(30)) as response:
+            async with session.get(url, timeout=aiohttp.ClientTimeout(30)) as response:
                 await check_status(response)
                 return str((await response.json())["data"][0]["id"])
         except (aiohttp.ClientError, TimeoutError) as error:
@@ -55,7 +56,8 @@ class OpenAITarget:
             raise Failed(PROTOCOL, f"{url} names no model: give --model") from None
 
     async def close(self) -> None:
-        await self._session.close()
+        if self._session is not None:
+            await self._session.close()
 
     def encode(self, request: Request, history: list[Any], _request_id: str) -> bytes:
         body: dict[str, Any] = {
@@ -82,7 +84,7 @@ class OpenAITarget:
 
 
 class SseExchange:
-    """One request; all of it happens in `wait`."""
+    """One request, in a task of its own."""
 
     def __init__(
         self,
@@ -92,18 +94,28 @@ class SseExchange:
         record: Record,
         plan: LoadPlan,
     ) -> None:
-        self._session = session
-        self._url = url
-        self._payload = payload
         self._record = record
         self._timeout = plan.request_timeout
         self._slow_gap = plan.slow_gap if record.request.is_slow else 0.0
-
-    async def wait(self) -> None:
         small = {"read_bufsize": _SLOW_READ_BYTES} if self._slow_gap else {}
-        post = self._session.post(self._url, data=self._payload, headers=_HEADERS, **small)
+        post = session.post(url, data=payload, headers=_HEADERS, **small)
+        self._task = asyncio.create_task(self._run(post))
+
+    def cancel(self) -> None:
+        self._task.cancel()  # which closes the connection
+
+    async def _run(self, post: Any) -> None:
         # Nothing else runs from here to the write, unless a connection has to be made.
         self._record.mark_sent()
+        try:
+            await self._exchange(post)
+            self._record.end("OK")
+        except Failed as failure:
+            self._record.end(failure.status, failure.detail)
+        except Exception as error:  # a library's surprise ends the request, not the run
+            self._record.end("INTERNAL", f"in the load tool: {error!r}")
+
+    async def _exchange(self, post: Any) -> None:
         try:
             async with asyncio.timeout(self._timeout), post as response:
                 await check_status(response)
@@ -114,9 +126,6 @@ class SseExchange:
             raise Failed("CONNECT", str(error)) from None
         except aiohttp.ClientError as error:
             raise Failed("UNAVAILABLE", f"the connection broke: {error!r}") from None
-
-    def cancel(self) -> None:
-        """`wait` closes the connection when it ends early."""
 
     async def _read(self, response: aiohttp.ClientResponse) -> None:
         record, reader = self._record, EventReader()

@@ -93,6 +93,7 @@ class LoadPlan:
     request_timeout: float = 600.0  # seconds, of one request
     drain: float = 60.0  # seconds after the last arrival until what still runs is given up
     processes: int | None = None  # that generate; None: one per core, at most 8
+    realtime: bool = False  # they come before all else on the machine (SCHED_RR)
     sample_interval: float = 0.5  # seconds between two looks at the server's status; 0: none
     vocab_size: int | None = None  # None: as the server says; 32000 if it does not
     goodput: Limits | None = None  # what a ramp's stages must keep

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -20,6 +21,7 @@ class Record:
         "ended",
         "finished",
         "has_text",
+        "on_end",
         "output_tokens",
         "planned",
         "prompt_tokens",
@@ -51,6 +53,7 @@ class Record:
         self.status = ""
         self.detail = ""
         self.cancelled = False
+        self.on_end: Callable[[Record], None] | None = None
 
     @property
     def has_enough(self) -> bool:
@@ -69,10 +72,12 @@ class Record:
         self.tokens += tokens
 
     def end(self, status: str, detail: str = "", cancelled: bool = False) -> None:
-        """It ended, just now. The first end counts."""
+        """It ended, just now. The first end counts, and is told."""
         if self.ended is None:
             self.ended = time.monotonic()
             self.status, self.detail, self.cancelled = status, detail, cancelled
+            if self.on_end is not None:
+                self.on_end(self)
 
     def timeline(self, origin: float, measured_from: float) -> Timeline:
         """Of an ended one; `origin` is the run's start, and what was planned earlier than

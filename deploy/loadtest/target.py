@@ -20,13 +20,10 @@ class Failed(Exception):
 
 
 class Exchange(Protocol):
-    """One request on its way, which fills its record."""
-
-    async def wait(self) -> None:
-        """Returns when it is over. What the record has not been told is raised as Failed."""
+    """One request on its way. It fills its record, and ends it."""
 
     def cancel(self) -> None:
-        """Nobody wants the rest. Does nothing once it is over."""
+        """Nobody wants the rest. Does nothing once the request is over."""
 
 
 class Target(Protocol):
@@ -42,4 +39,5 @@ class Target(Protocol):
         conversation's earlier turns, in turn."""
 
     def begin(self, payload: Any, record: Record) -> Exchange:
-        """Sends it, at the latest once it is waited for; the record learns when."""
+        """Sends it at once, and tells the record when. The record does not end before this
+        returns."""
