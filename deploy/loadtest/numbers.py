@@ -1,4 +1,4 @@
-"""Numbers as a reader wants them: about three digits, and a dash for none."""
+"""Numbers as a reader wants them: three or four digits, and a dash for none."""
 
 from __future__ import annotations
 
@@ -15,6 +15,15 @@ def number(value: float | None) -> str:
 def milliseconds(seconds: float | None) -> str:
     """Without the unit."""
     return number(None if seconds is None else 1000 * seconds)
+
+
+def short_milliseconds(seconds: float | None) -> str:
+    """Without the unit, to three digits, for where there is little room."""
+    if seconds is None:
+        return NONE
+    value = 1000 * seconds
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:,.{digits}f}"
 
 
 def percent(share: float | None) -> str:

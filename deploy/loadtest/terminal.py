@@ -14,7 +14,7 @@ from deploy.loadtest.figures import Figures
 from deploy.loadtest.lag import LIMIT_SECONDS
 from deploy.loadtest.latencies import TITLES
 from deploy.loadtest.notes import notes
-from deploy.loadtest.numbers import milliseconds, number, percent
+from deploy.loadtest.numbers import milliseconds, number, percent, short_milliseconds
 from deploy.loadtest.settings_text import settings_lines
 from deploy.loadtest.stage_text import stage_name
 from deploy.loadtest.summary import Summary
@@ -158,7 +158,7 @@ def _side_by_side(title: str, first: str, rows: Iterable[tuple[str, Figures]]) -
             number(rates.requests),
             number(rates.output_tokens),
             *(
-                f"{milliseconds(spread.p50)} / {milliseconds(spread.p99)}"
+                f"{short_milliseconds(spread.p50)} / {short_milliseconds(spread.p99)}"
                 for spread in (latency.first_token, latency.per_token)
             ),
             percent(figures.goodput.share if figures.goodput else None),
