@@ -1,9 +1,9 @@
-"""`python -m deploy.bench.scrape`: what being scraped costs the scheduler.
+"""`python -m deploy.bench.scrape`: what being scraped costs the scheduler, or the worker.
 
 Scheduler and simulated worker run as two processes under a steady load, whose clients are a
 third. Windows of time with and without a scraper take turns. Two costs are told, each as the
 median over pairs with its 95 % interval by bootstrap: of time, steps(without) / steps(with) - 1,
-and of the scheduler's CPU time for a step, which a busy machine disturbs less.
+and of that process's CPU time for a step, which a busy machine disturbs less.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import psutil
 from deploy.bench.interval import median_interval
 from deploy.bench.load import random_prompts, run_batch
 from deploy.bench.ready import READY_SECONDS
+from deploy.local.child import Child
 from deploy.local.progress import Progress
 from deploy.local.servers import Servers, ServerSettings
 from deploy.local.stop_signals import Unasked
@@ -32,6 +33,7 @@ from nanoserve import Client
 
 VOCAB_SIZE = 32000
 WARM_UP_SECONDS = 3.0
+METRICS = ("--metrics-listen", "127.0.0.1:0")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,7 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
     windows: dict[bool, list[_Window]] = {True: [], False: []}
     scrapes: list[float] = []
     with _servers(args.step_ms, progress) as servers:
-        url, process = _metrics_url(servers), psutil.Process(servers.child("scheduler").pid)
+        child = servers.child(args.of)
+        url, process = _metrics_url(child), psutil.Process(child.pid)
         with _load(servers.address, args.streams), Client(servers.address) as client:
             time.sleep(WARM_UP_SECONDS)
             for pair in range(1, args.pairs + 1):
@@ -67,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
 @dataclass(frozen=True, slots=True)
 class _Window:
     steps_per_second: float
-    cpu_per_step: float  # seconds, of the scheduler
+    cpu_per_step: float  # seconds, of the process that is scraped
 
 
 def _median(values: Iterable[float]) -> float:
@@ -86,8 +89,8 @@ def _servers(step_ms: float, progress: Progress) -> Iterator[Servers]:
         model=None,
         listen=None,
         simulate=True,
-        worker_args=("--vocab-size", str(VOCAB_SIZE), "--step-ms", str(step_ms)),
-        scheduler_args=("--no-tokenizer", "--metrics-listen", "127.0.0.1:0"),
+        worker_args=("--vocab-size", str(VOCAB_SIZE), "--step-ms", str(step_ms), *METRICS),
+        scheduler_args=("--no-tokenizer", *METRICS),
         echo=False,
         stop_patience=40.0,
     )
@@ -96,11 +99,10 @@ def _servers(step_ms: float, progress: Progress) -> Iterator[Servers]:
         yield servers
 
 
-def _metrics_url(servers: Servers) -> str:
-    lines = servers.child("scheduler").lines
-    found = re.search(r"metrics at (http://\S+)", "\n".join(lines))
+def _metrics_url(child: Child) -> str:
+    found = re.search(r"metrics at (http://\S+)", "\n".join(child.lines))
     if found is None:
-        raise RuntimeError("the scheduler's log does not tell where its metrics are")
+        raise RuntimeError(f"the {child.name}'s log does not tell where its metrics are")
     return found[1]
 
 
@@ -159,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
+    add("--of", choices=("scheduler", "worker"), default="scheduler", help="who is scraped")
     add("--streams", type=int, default=8, help="requests at a time (default: %(default)s)")
     add("--step-ms", type=float, default=0.0, help="of the worker's device (default: 0)")
     add("--interval", type=float, default=1.0, help="seconds between scrapes (default: 1)")
