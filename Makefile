@@ -10,6 +10,8 @@ LISTEN ?= 127.0.0.1:50051
 ARGS ?=
 WORKER_ARGS ?=
 SCHEDULER_ARGS ?=
+# Of a soak's faults and requests; empty draws one.
+SEED ?=
 PYTEST_ARGS ?=
 # Test processes. Each may hold a model in memory.
 JOBS ?= 2
@@ -28,7 +30,7 @@ SERVER_FLAGS = --worker-args="$(WORKER_ARGS)" --scheduler-args="$(SCHEDULER_ARGS
 FIND_MODEL = model="$$($(BIN)/python -m deploy.model.fetch --model '$(MODEL)')"
 
 .DEFAULT_GOAL := help
-.PHONY: help install protos model run chat serve top test lint format types bench-cpu bench-split wheel clean
+.PHONY: help install protos model run chat serve top test lint format types soak bench-cpu bench-split wheel clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -36,7 +38,7 @@ help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) \
 		| while IFS='|' read -r target text; do printf '  %-12s %s\n' "$$target" "$$text"; done
 	@echo "Variables: PYTHON VENV MODEL PROMPT LISTEN ARGS WORKER_ARGS SCHEDULER_ARGS" \
-		"PYTEST_ARGS JOBS"
+		"SEED PYTEST_ARGS JOBS"
 
 install: $(INSTALLED) ## Make the virtual environment (VENV) with all that is needed
 
@@ -83,6 +85,9 @@ format: $(INSTALLED) ## Format the Python code and fix what can be fixed
 
 types: $(INSTALLED) $(STUBS) ## Check the types of client and scheduler
 	@$(BIN)/mypy
+
+soak: $(INSTALLED) $(STUBS) ## Faults under load (SEED repeats one): nothing may be lost
+	@$(BIN)/python -m deploy.soak $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 bench-cpu: $(INSTALLED) $(STUBS) ## Measure decode and prefill on this CPU, beside transformers
 	@$(BIN)/python -m deploy.bench.cpu --model '$(MODEL)' $(ARGS)
