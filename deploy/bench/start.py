@@ -5,6 +5,7 @@ the default model's tokenizer and a (simulated) worker that is up already.
 from __future__ import annotations
 
 import argparse
+import socket
 import statistics
 import sys
 import tempfile
@@ -23,7 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m deploy.bench.start", description=__doc__)
     parser.add_argument("--model", default="default", help="as for make (default: %(default)s)")
     parser.add_argument("--starts", type=int, default=10, help="default: %(default)s")
+    parser.add_argument("--frontends", type=int, default=0, help="default: %(default)s")
     args = parser.parse_args(arguments)
+    frontends = ("--frontends", str(args.frontends))
     model = ("--model", str(fetch(args.model)))
     with tempfile.TemporaryDirectory(prefix="nanoserve-") as folder:
         worker_address = f"unix:{folder}/worker.sock"
@@ -32,7 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             while not Path(f"{folder}/worker.sock").exists():
                 time.sleep(0.05)
-            seconds = [_ready_after(folder, worker_address, model) for _ in range(args.starts)]
+            flags = (*model, "--worker", worker_address, *frontends)
+            seconds = [_ready_after(flags) for _ in range(args.starts)]
         finally:
             worker.stop(STOP_SECONDS, Unasked().asked)
     print(
@@ -42,16 +46,22 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _ready_after(folder: str, worker_address: str, model: tuple[str, ...]) -> float:
-    address = f"unix:{folder}/scheduler.sock"
+def _ready_after(flags: tuple[str, ...]) -> float:
+    address = _free_address()
     start = time.perf_counter()
-    link = ("--worker", worker_address, "--listen", address, "--metrics-listen", "off")
-    scheduler = _start("scheduler", *model, *link)
+    own = ("--listen", address, "--metrics-listen", "off")
+    scheduler = _start("scheduler", *flags, *own)
     try:
         wait_until_ready(address, scheduler)
         return time.perf_counter() - start
     finally:
         scheduler.stop(STOP_SECONDS, Unasked().asked)
+
+
+def _free_address() -> str:
+    """A port, since several front ends cannot share a unix socket."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def _start(name: str, *flags: str) -> Child:

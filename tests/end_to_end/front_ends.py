@@ -100,7 +100,7 @@ def found_in_log(scheduler: Child, pattern: str) -> str | None:
 
 def log_of(scheduler: Child) -> str:
     """The last lines."""
-    return "\n".join(list(scheduler._lines))
+    return "\n".join(scheduler.lines)
 
 
 def connections(process: psutil.Process, state: str) -> list:
