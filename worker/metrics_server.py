@@ -31,7 +31,7 @@ class MetricsServer:
     of 500 and a line in the log. A client may take `seconds` for all of its request."""
 
     def __init__(self, address: ListenAddress, seconds: float = _CLIENT_SECONDS) -> None:
-        """Raises OSError if the address cannot be bound."""
+        """Raises OSError or UnicodeError if the address cannot be bound."""
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._server = _HTTPServer(address, self._registry, seconds)
@@ -75,11 +75,15 @@ class _HTTPServer(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if len(self._deadlines) < _MOST_CLIENTS:
-            self._deadlines[request] = time.monotonic() + self._seconds
-            super().process_request(request, client_address)
-        else:
+        if len(self._deadlines) == _MOST_CLIENTS:
             self.shutdown_request(request)
+            return
+        self._deadlines[request] = time.monotonic() + self._seconds
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be started
+            self._deadlines.pop(request)
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:

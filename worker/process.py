@@ -96,11 +96,12 @@ def _serve_metrics(address: ListenAddress) -> MetricsServer:
 
     try:
         server = MetricsServer(address)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
         exit_on_fatal(
             StartError(
-                f"--metrics-listen {address.text}: {error.strerror}: give another port, 0 for a "
-                "free one, or off"
+                f"--metrics-listen {address.text}: {why}: give another port, 0 for a free one, or "
+                "off"
             )
         )
     server.start()

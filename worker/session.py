@@ -24,11 +24,9 @@ class SessionError(Exception):
 class Session:
     """Thread-safe. No method waits for a step."""
 
-    def __init__(
-        self, geometry: Geometry, *, check_slots: bool, statistics: Statistics | None = None
-    ) -> None:
+    def __init__(self, geometry: Geometry, *, check_slots: bool) -> None:
         self.geometry = geometry
-        self.statistics = statistics or Statistics()
+        self.statistics = Statistics()
         self._check_slots = check_slots
         self._lock = threading.Lock()
         self._epoch = 0
