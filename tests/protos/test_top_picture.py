@@ -37,8 +37,8 @@ def test_a_picture_tells_every_figure_in_80_columns() -> None:
     view = View("127.0.0.1:1", history(0, 1, 2), UNICODE, hint="q quits")
     assert plain(picture(view, Size(80, 24))) == [
         "nanoserve  127.0.0.1:1 · tiny · cpu · up 1 min 2 s                        ready",
-        "output       100 tokens/s                                     ██  peak       100",
-        "prompt       1,000 tokens/s                                   ██  peak     1,000",
+        "output       100 tokens/s                                     ██        peak 100",
+        "prompt       1,000 tokens/s                                   ██      peak 1,000",
         "first token  p50 50.0 ms p90 90.0 ms p99 99.0 ms mean 100 ms   last 2 s",
         "inter-token  p50 20.0 ms p90 28.0 ms p99 29.8 ms mean 20.0 ms  last 2 s",
         "requests     2 of 4 running · 7 waiting · 50 steps/s · 5 preempted",
@@ -223,6 +223,11 @@ def test_a_tall_terminal_gets_higher_curves_and_gaps() -> None:
     ]
     assert lines.index(next(line for line in lines if line.startswith("prompt"))) == 4
     assert lines.count("") >= 2
+
+
+def test_a_narrow_terminal_still_tells_whether_the_server_is_ready() -> None:
+    (heading, *_) = plain(picture(View("a" * 90, history(0, 1), UNICODE), Size(40, 24)))
+    assert heading == "nanoserve  aaaaaaaaaaaaaaaaaaaaa  ready"
 
 
 def test_without_unicode_everything_is_ascii() -> None:

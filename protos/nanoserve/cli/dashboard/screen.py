@@ -22,6 +22,7 @@ SHORTEST_MAP = 2
 HIGHEST_PRINTED_MAP = 16
 LABEL_WIDTH = 13
 RATE_WIDTH = 20
+PEAK_WIDTH = 16
 POOL_BAR = 10
 # With so many lines parts are set apart.
 AIRY_HEIGHT = 32
@@ -74,7 +75,7 @@ def _header(view: View, status: ServerStatus, size: Size, glyphs: Glyphs) -> Tex
     left = Text("nanoserve", style="bold", no_wrap=True)
     left.append("  " + f" {glyphs.dot} ".join(harmless(part) for part in parts if part), "not bold")
     room = size.width - len(state) - 3
-    left.truncate(room, overflow="ignore")
+    left.truncate(room, overflow="crop")
     left.append(" " * (room - left.cell_len + 1))
     left.append(f" {state} ", f"bold reverse {colour}")
     return left
@@ -87,8 +88,8 @@ def _rate_lines(history: History, size: Size, glyphs: Glyphs) -> list[Text]:
         ("prompt", history.prompt_rates, "cyan"),
     ):
         label = f"{rate(rates[-1] if rates else None)} tokens/s"
-        peak = f"  peak {rate(max(rates, default=None)):>9}"
-        width = max(0, size.width - LABEL_WIDTH - RATE_WIDTH - len(peak))
+        peak = f"peak {rate(max(rates, default=None))}".rjust(PEAK_WIDTH)
+        width = max(0, size.width - LABEL_WIDTH - RATE_WIDTH - PEAK_WIDTH)
         shown = list(rates)[-width:] if width else []
         for number, drawn in enumerate(curve(shown, width, _curve_height(size), glyphs)):
             line = _labelled(name if number == 0 else "")
@@ -100,7 +101,7 @@ def _rate_lines(history: History, size: Size, glyphs: Glyphs) -> list[Text]:
 
 
 def _curve_height(size: Size) -> int:
-    return 3 if _gap(size) else 1
+    return 3 if size.height is not None and _gap(size) else 1
 
 
 def curve(values: Sequence[float], width: int, height: int, glyphs: Glyphs) -> list[str]:
