@@ -143,10 +143,11 @@ class _Load:
         order = Scheduled(0, np.arange(len(times)), times)
         at, timelines = self._give("", order, plan.warm_up_seconds)
         is_timed = seconds is not None and len(times) * plan.turns < (plan.requests or math.inf)
-        span = float(times[-1]) if len(times) else 0.0
-        rate = len(times) * plan.turns / (seconds if is_timed and seconds else span or math.inf)
+        rate = None
         if isinstance(plan.arrivals, Open):
             rate = plan.arrivals.rate * plan.turns
+        elif isinstance(plan.arrivals, Replay) and len(times) > 1:
+            rate = len(times) / float(times[-1] or math.inf)
         self._add(at, timelines, seconds if is_timed else None, rate, None)
 
     def _loop(self, arrivals: Closed) -> None:

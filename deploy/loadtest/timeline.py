@@ -54,7 +54,7 @@ class Stage:
 
     start: float  # the measuring window: messages and ends from start to end count in rates
     end: float
-    rate: float | None  # requests per second offered; None for a closed loop
+    rate: float | None  # requests per second offered; None for a closed loop and a burst
     concurrency: int | None  # of a closed loop; None for an open one
 
     @property
