@@ -87,6 +87,13 @@ def _add_watching_flags(group: argparse._ArgumentGroup) -> None:
         help="HOST:PORT (port 0: any free one, see the log) of /metrics for Prometheus, or off",
     )
     group.add_argument(
+        "--max-streams-per-connection",
+        metavar="CALLS",
+        type=int,
+        default=1024,
+        help="calls at a time on one connection; a client holds more of them back itself",
+    )
+    group.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         default="info",
@@ -123,6 +130,20 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=1024,
         help="most requests waiting for a row; more are refused with RESOURCE_EXHAUSTED",
+    )
+    group.add_argument(
+        "--max-queue-tokens",
+        metavar="TOKENS",
+        type=int,
+        help="most tokens of the waiting requests together, so that memory is bounded",
+    )
+    group.add_argument(
+        "--max-queue-wait",
+        metavar="SECONDS",
+        type=float,
+        help="a request that would wait longer for its first step is refused with "
+        "RESOURCE_EXHAUSTED when it comes, so that under overload those that are taken are served "
+        "in time",
     )
     group.add_argument(
         "--pipeline-depth",

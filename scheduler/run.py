@@ -63,6 +63,8 @@ def server_config(flags: argparse.Namespace, listen: str, share_port: bool = Fal
         drain_timeout=flags.drain_timeout,
         max_request_seconds=flags.max_request_seconds,
         max_queue=flags.max_queue,
+        max_queue_wait=flags.max_queue_wait,
+        max_streams=flags.max_streams_per_connection,
         log_text=flags.log_text,
         share_port=share_port,
     )
@@ -82,6 +84,8 @@ def engine_maker(
         pipeline_depth=flags.pipeline_depth,
         max_step_tokens=flags.max_step_tokens,
         max_queue=flags.max_queue,
+        max_queue_tokens=flags.max_queue_tokens,
+        max_queue_wait=flags.max_queue_wait,
         audit=flags.audit,
         step_timeout=flags.step_timeout,
         recovery_timeout=flags.recovery_timeout,

@@ -62,11 +62,17 @@ class ServerConfig:
     drain_timeout: float = 30.0
     max_request_seconds: float = 3600.0
     max_queue: int | None = None
+    max_queue_wait: float | None = None
+    max_streams: int = 1024
     log_text: bool = False
     share_port: bool = False
 
     def __post_init__(self) -> None:
         check_address("--listen", self.listen, self.insecure)
+        if not 1 <= self.max_streams < 2**31:
+            raise ValueError(
+                f"--max-streams-per-connection {self.max_streams}: must be from 1 to {2**31 - 1}"
+            )
         if not 0 <= self.drain_timeout < float("inf"):
             raise ValueError(f"--drain-timeout {self.drain_timeout}: must be 0 seconds or more")
         if not 0 < self.max_request_seconds < float("inf"):
@@ -100,12 +106,18 @@ class ApiServer:
         self._tracer = make_tracer(os.environ, model.name)
         records = CallRecords(self._tracer, [log_call], config.log_text)
         self._service = InferenceService(
-            model, self._engine, config.max_request_seconds, config.max_queue, records
+            model,
+            self._engine,
+            config.max_request_seconds,
+            config.max_queue,
+            records,
+            config.max_queue_wait,
         )
         self._health = HealthService(self._engine)
         # Unless told to, a server on a port in use must fail, not share it silently.
         share_port = ("grpc.so_reuseport", int(config.share_port))
-        self._server = grpc.aio.server(options=(*OPTIONS, share_port))
+        streams = ("grpc.max_concurrent_streams", config.max_streams)
+        self._server = grpc.aio.server(options=(*OPTIONS, share_port, streams))
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name

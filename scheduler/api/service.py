@@ -21,7 +21,7 @@ from scheduler.api.status_calls import StatusCalls
 from scheduler.api.tokenizer import Tokenizer
 from scheduler.api.tracing import NoSpans
 from scheduler.api.validation import check_parameters
-from scheduler.core.admission import RETRY_SECONDS
+from scheduler.core.admission import RETRY_SECONDS, retry_after, too_long_a_wait
 from scheduler.core.front_end import (
     Abort,
     EnginePort,
@@ -63,13 +63,15 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
         max_request_seconds: float,
         max_queue: int | None = None,
         records: CallRecords | None = None,
+        max_queue_wait: float | None = None,
     ) -> None:
-        """`max_queue` is the engine's; None leaves it to the engine to refuse. `records` None
-        counts calls and tells nobody of them."""
+        """`max_queue` and `max_queue_wait` (seconds) are the engine's; None leaves it to the
+        engine to refuse. `records` None counts calls and tells nobody of them."""
         self._model = model
         self._engine = engine
         self._max_request_seconds = max_request_seconds
         self._max_queue = max_queue
+        self._max_queue_wait = max_queue_wait
         self._records = records or CallRecords(NoSpans(), ())
         self._num_encoding = 0
         self._encoder = PromptEncoder(model.tokenizer)
@@ -225,6 +227,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
             stop_ids=end_ids | parameters.stop_token_ids,
             arrival=call.arrival,
             deadline=call.deadline,
+            trace_parent=call.trace.trace_parent,
         )
         await self._stream(submission, text, context, call)
 
@@ -252,6 +255,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
                 f"{self._max_queue}); try again later"
             )
             raise CallError(FailureKind.QUEUE_FULL, message, retry_after=RETRY_SECONDS)
+        wait, most = status.expected_wait, self._max_queue_wait
+        if most is not None and wait > most:
+            message = too_long_a_wait(wait, most)
+            raise CallError(FailureKind.QUEUE_FULL, message, retry_after=retry_after(wait, most))
         self._num_encoding += 1
         try:
             return await self._encoder.encode(request, max_tokens, limits)

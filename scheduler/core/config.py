@@ -23,17 +23,24 @@ class EngineConfig:
     pipeline_depth: int | None = None
     max_step_tokens: int | None = None
     max_queue: int = 1024  # requests beyond one for each row
+    max_queue_tokens: int | None = None  # of the waiting, together
+    max_queue_wait: float | None = None  # seconds that a request may have to wait; None: any
     audit: bool = False  # check the books after every turn
     recovery_timeout: float = 300.0  # seconds that requests wait for a worker that is away
     step_timeout: float | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("pipeline_depth", 1), ("max_step_tokens", 1), ("max_queue", 0)):
+        for name, least in (
+            ("pipeline_depth", 1),
+            ("max_step_tokens", 1),
+            ("max_queue", 0),
+            ("max_queue_tokens", 1),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} is {value}, must be at least {least}")
 
-        for name in ("recovery_timeout", "step_timeout"):
+        for name in ("recovery_timeout", "step_timeout", "max_queue_wait"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1e6:
                 raise ValueError(f"{name} is {value} seconds, must be above 0 and below 1e6")

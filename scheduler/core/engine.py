@@ -31,6 +31,7 @@ from scheduler.core.incarnation import Incarnation, begin, carry_over
 from scheduler.core.outbox import Outbox
 from scheduler.core.policy import Policy
 from scheduler.core.presence import Presence
+from scheduler.core.queue_wait import QueueWait
 from scheduler.core.request import Request, Verdict
 from scheduler.core.snapshot import take_snapshot
 from scheduler.core.statistics import Statistics
@@ -94,6 +95,7 @@ class Engine:
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._outbox = Outbox()
         self._presence = Presence(config.recovery_timeout)
+        self._queue_wait = QueueWait()
         self._culprit_found = False  # since the last connection: others are not to blame
         self._drain_deadline: float | None = None
         self._stopped = False
@@ -164,6 +166,8 @@ class Engine:
             self._watch_worker(self.worker, now)
             end_batch(self.worker.ledger, self._outbox, now)
             self._send_steps(self.worker)
+            ledger = self.worker.ledger
+            self._queue_wait.observe(ledger.num_admitted, len(ledger.waiting), now)
             if self.config.audit:
                 audit.check(self.worker.ledger, self.worker.window)
         self._flush()
@@ -241,7 +245,8 @@ class Engine:
             why = why or self._presence.why_not_ready(now)
             self._outbox.fail(submission.handle, FailureKind.UNAVAILABLE, why)
             return
-        failure = refusal(submission, worker.ledger, worker.limits, self.config.max_queue)
+        expected = self._queue_wait.expected(len(worker.ledger.waiting), now)
+        failure = refusal(submission, worker.ledger, worker.limits, self.config, expected)
         if failure is not None:
             self._outbox.end(failure)
             return
@@ -360,8 +365,9 @@ class Engine:
         return self._stopped or self._drain_deadline is not None
 
     def _take_status(self) -> EngineStatus:
-        worker, totals = self.worker, self.totals
-        reason = DRAINING if self._closing else self._presence.why_not_ready(self._clock())
+        worker, totals, now = self.worker, self.totals, self._clock()
+        reason = DRAINING if self._closing else self._presence.why_not_ready(now)
+        waiting = len(worker.ledger.waiting) if worker else 0
         return EngineStatus(
             ready=not reason,
             reason=reason,
@@ -369,7 +375,7 @@ class Engine:
             worker_incarnation=worker.info.incarnation if worker else 0,
             worker_device=worker.info.device if worker else "",
             running=worker.ledger.num_running if worker else 0,
-            waiting=len(worker.ledger.waiting) if worker else 0,
+            waiting=waiting,
             free_blocks=worker.ledger.allocator.num_free if worker else 0,
             steps_in_flight=len(worker.window) if worker else 0,
             steps=totals.steps,
@@ -379,5 +385,6 @@ class Engine:
             preemptions=totals.preemptions,
             recomputed_tokens=totals.recomputed_tokens,
             worker_restarts=totals.worker_restarts,
-            loop_turned_at=self._clock(),
+            loop_turned_at=now,
+            expected_wait=self._queue_wait.expected(waiting, now),
         )

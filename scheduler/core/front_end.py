@@ -41,7 +41,8 @@ class Submission:
     """A request, checked by the front end against everything it knows.
 
     `max_tokens` None means as many as the model and the pool have room for.
-    `deadline` is on `time.monotonic()`, seconds. `arrival` likewise.
+    `deadline` is on `time.monotonic()`, seconds. `arrival` likewise. `trace_parent` is
+    a W3C traceparent, for logs and spans only; empty if there is none.
     """
 
     handle: int
@@ -53,6 +54,7 @@ class Submission:
     stop_ids: frozenset[int]
     arrival: float
     deadline: float | None = None
+    trace_parent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +207,7 @@ class EngineStatus:
     recomputed_tokens: int
     worker_restarts: int
     loop_turned_at: float  # time.monotonic() of the engine loop's last turn
+    expected_wait: float = 0.0  # seconds that a request that comes would wait for its first step
 
 
 @dataclass(frozen=True, slots=True)

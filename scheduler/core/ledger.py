@@ -39,6 +39,7 @@ class Ledger:
         self.waiting: deque[Request] = deque()
         self.by_handle: dict[int, Request] = {}
         self.by_id: dict[str, Request] = {}
+        self.num_admitted = 0  # rows given so far
         # What the worker has yet to be told, with the next step.
         self.freed_rows: list[int] = []
 
@@ -63,6 +64,7 @@ class Ledger:
     def admit(self, request: Request, now: float) -> int:
         """Gives one of the waiting a row."""
         self.waiting.remove(request)
+        self.num_admitted += 1
         if request.started_at is None:
             request.started_at = now
             self.totals.prompt_tokens += request.prompt_len

@@ -92,4 +92,5 @@ def _new_row(request: Request) -> NewRow:
         block_ids=np.empty(0, np.int32),  # they come as table appends, like all others
         temperature=request.submission.temperature,
         seed=request.seed,
+        trace_parent=request.submission.trace_parent,
     )

@@ -42,6 +42,7 @@ class NewRow:
     temperature: float
     seed: int
     tokens_in_pool: int = 0
+    trace_parent: str = ""  # for logs and spans only
 
 
 @dataclass(frozen=True, slots=True)

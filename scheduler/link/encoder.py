@@ -41,4 +41,5 @@ def _new_row(row: NewRow) -> worker_pb2.NewRow:
         tokens_in_pool=row.tokens_in_pool,
         block_ids=_int32(row.block_ids),
         sampling=worker_pb2.SamplingParams(temperature=row.temperature, seed=row.seed),
+        trace_parent=row.trace_parent,
     )
