@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import threading
 import time
@@ -104,8 +105,10 @@ def log_of(scheduler: Child) -> str:
 
 
 def connections(process: psutil.Process, state: str) -> list:
-    """Over TCP."""
-    return [c for c in process.net_connections("tcp") if c.status == state]
+    """Over TCP; none of a process that has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [c for c in process.net_connections("tcp") if c.status == state]
+    return []
 
 
 def channel(address: str) -> grpc.Channel:

@@ -135,7 +135,9 @@ def outcomes(servers: FrontEnds) -> Counter[str]:
     return Counter({match[1]: int(value) for match, value in values if match})
 
 
-def test_a_request_id_is_one_request_on_all_front_ends(two: FrontEnds, stubs) -> None:
+def test_a_request_is_one_to_all_front_ends_by_its_id_and_in_the_status(
+    two: FrontEnds, stubs
+) -> None:
     first, *others = stubs(two.address, 16)
     running = first.Generate(request(1500, request_id="same"))
     got = list(next(running).token_ids)
@@ -143,6 +145,11 @@ def test_a_request_id_is_one_request_on_all_front_ends(two: FrontEnds, stubs) ->
         call = stub.Generate(request(5, request_id="same"))
         assert code_of(call) is grpc.StatusCode.ALREADY_EXISTS
     assert all(two.connected())
+    for stub in others:
+        asked = pb.GetStatusRequest(include_rows=True, include_block_map=True)
+        answer = stub.GetStatus(asked, timeout=5)
+        assert [row.request_id for row in answer.rows] == ["same"]
+        assert answer.block_owners.count(answer.rows[0].row) == answer.rows[0].blocks
     got += tokens_of(running)
     assert got == expected_tokens(PROMPT, 1500, VOCAB)
 
