@@ -107,7 +107,7 @@ async def test_a_change_of_readiness_is_told_at_once(serve):
 
 
 async def test_a_drain_is_told_at_once_and_the_call_ends_well_when_it_is_over(serve):
-    served = await serve(ScriptedEngine([5] * 400, step_seconds=0.005), drain_timeout=20)
+    served = await serve(ScriptedEngine([5] * 150, step_seconds=0.005), drain_timeout=20)
     running = asyncio.ensure_future(served.generate(token_ids=TokenIds(ids=[1])))
     await until(lambda: served.engine.running)
     call = watch(served, interval_seconds=60)

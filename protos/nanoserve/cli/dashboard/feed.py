@@ -75,5 +75,6 @@ class Feed:
 
     def _put(self, event: ServerStatus | Away) -> None:
         self.events.put(event)
-        with contextlib.suppress(OSError):  # who would be told is gone
-            self._notify()
+        if not self._closing.is_set():
+            with contextlib.suppress(OSError):  # so much news that none is taken
+                self._notify()

@@ -32,12 +32,12 @@ class Wakeups:
 
     def wait(self, timeout: float) -> None:
         """Until something happens, at most `timeout` seconds."""
-        inputs = [self._read, *([sys.stdin.fileno()] if self._keys else [])]
-        ready, _, _ = select.select(inputs, [], [], timeout)
+        keyboard = sys.stdin.fileno() if self._keys else self._read
+        ready, _, _ = select.select({self._read, keyboard}, [], [], timeout)
         if self._read in ready:
             os.read(self._read, 4096)
-        if len(ready) > (self._read in ready):
-            typed = os.read(sys.stdin.fileno(), 256)
+        if self._keys and keyboard in ready:
+            typed = os.read(keyboard, 256)
             self._keys = bool(typed)  # the end of the input is not worth watching
             self.quitting |= any(key in typed for key in _QUIT_KEYS)
 
