@@ -30,13 +30,13 @@ SERVER_FLAGS = --worker-args="$(WORKER_ARGS)" --scheduler-args="$(SCHEDULER_ARGS
 FIND_MODEL = model="$$($(BIN)/python -m deploy.model.fetch --model '$(MODEL)')"
 
 .DEFAULT_GOAL := help
-.PHONY: help install protos model run chat serve top test lint format types soak bench-cpu bench-split wheel clean
+.PHONY: help install protos model run chat serve top test lint format types soak bench-cpu bench-split bench-batching wheel clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
 	@echo "Usage: make TARGET [VARIABLE=value ...]"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) \
-		| while IFS='|' read -r target text; do printf '  %-12s %s\n' "$$target" "$$text"; done
+		| while IFS='|' read -r target text; do printf '  %-14s %s\n' "$$target" "$$text"; done
 	@echo "Variables: PYTHON VENV MODEL PROMPT LISTEN ARGS WORKER_ARGS SCHEDULER_ARGS" \
 		"SEED PYTEST_ARGS JOBS"
 
@@ -94,6 +94,9 @@ bench-cpu: $(INSTALLED) $(STUBS) ## Measure decode and prefill on this CPU, besi
 
 bench-split: $(INSTALLED) $(STUBS) ## Measure what two processes cost against one
 	@$(BIN)/python -m deploy.bench.split --model '$(MODEL)' $(ARGS)
+
+bench-batching: $(INSTALLED) $(STUBS) ## Measure what batching buys, and static batching costs
+	@$(BIN)/python -m deploy.bench.batching --model '$(MODEL)' $(ARGS)
 
 wheel: $(INSTALLED) ## Build the client's wheel into dist/
 	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .

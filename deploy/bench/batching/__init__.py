@@ -1,0 +1,1 @@
+"""What batching buys, and where it stops paying."""

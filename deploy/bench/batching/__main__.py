@@ -1,0 +1,84 @@
+"""`python -m deploy.bench.batching`: what batching buys on this machine, and where it stops
+paying; what static batching costs where requests differ in length.
+
+1. Bursts of equal requests: tokens per second against batch size.
+2. Seven requests of 4 tokens beside one of 32, and a mix of short and long ones, on 8 rows:
+   continuous against static batching.
+3. The mix all at once on pools from just enough for its largest request to ample.
+
+Writes CSV files and pictures. On a GPU: --model with a folder of the shape wanted (python -m
+deploy.model.random_llama makes one) and --batches 1 2 4 ... 512.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from deploy.bench.batching.loads import Mix
+from deploy.bench.batching.measure import Measurements, Sizes
+from deploy.bench.batching.report import write_report
+from deploy.bench.machine import machine
+from deploy.local.progress import Progress
+from deploy.model.fetch import fetch
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "batching"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = _parser().parse_args(arguments)
+    mix = Mix(args.mix_requests)
+    batches = tuple(sorted({1, *args.batches}))
+    sizes = Sizes(batches, args.prompt, args.output, args.rounds, mix)
+    if args.simulate:
+        model, name = ("--simulate",), "simulated worker"
+    else:
+        folder = fetch(args.model)
+        model = ("--model", str(folder), "--threads", str(args.threads))
+        name = folder.name
+    flags = (*model, *shlex.split(args.worker_args))
+    progress = Progress("bench-batching")
+    measurements = Measurements(sizes, flags, progress.show)
+    measurements.run()
+    progress.show("drawing")
+    args.out.mkdir(parents=True, exist_ok=True)
+    title = args.title or _title(name)
+    text = write_report(args.out, sizes, measurements.rates, measurements.bills, title)
+    progress.end(f"took {progress.seconds:.0f} s; CSV files and pictures are in {args.out}")
+    print(text)
+    return 0
+
+
+def _title(model: str) -> str:
+    of = machine()
+    return f"{model}, {of['cores']} cores of {of['processor']}, {of['date']}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m deploy.bench.batching",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--model", default="default", help="as for make (default: %(default)s)")
+    add("--simulate", action="store_true", help="a simulated worker; see --worker-args")
+    sizes = [1, 2, 4, 8, 16, 32, 64]
+    add("--batches", type=int, nargs="+", default=sizes, help="default: 1 2 4 8 16 32 64")
+    add("--prompt", type=int, default=32, help="prompt ids of the bursts (default: %(default)s)")
+    add("--output", type=int, default=64, help="their output tokens (default: %(default)s)")
+    add("--rounds", type=int, default=3, help="of each burst (default: %(default)s)")
+    add("--mix-requests", type=int, default=64, help="default: %(default)s")
+    threads = len(os.sched_getaffinity(0))
+    add("--threads", type=int, default=threads, help="of torch (default: %(default)s)")
+    add("--worker-args", default="", metavar="FLAGS", help="more flags for the worker")
+    add("--title", help="of what the pictures are (default: model and processor)")
+    add("--out", type=Path, default=RESULTS, metavar="DIR", help="default: %(default)s")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
