@@ -119,7 +119,11 @@ class Session:
             is_first = self.statistics.steps == 0
             answer = Answer(checked, arrived_ns, started_ns, self.statistics.durations, is_first)
             self._keep(answer)
-            return answer, True
+        if log.isEnabledFor(logging.DEBUG):
+            for new in step.new_rows:
+                trace = new.trace_parent or "none"
+                log.debug("request %r takes row %d; trace: %s", new.request_id, new.row, trace)
+        return answer, True
 
     def _refuse(self, step: worker_pb2.Step, refusal: StepRefused) -> RefusedAnswer:
         """A step of another incarnation may have been on its way while this one began, so it

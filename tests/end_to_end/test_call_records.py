@@ -35,7 +35,7 @@ class Pair:
         link = ("--worker", worker, "--listen", self.address, "--max-queue", str(QUEUE))
         watched = ("--metrics-listen", "127.0.0.1:0", "--log-format", "json")
         self.worker = start(
-            "worker", *simulation, *limits, "--listen", worker, "--metrics-listen", "off"
+            "worker", *simulation, *limits, "--listen", worker, "--metrics-listen", "off", "--debug"
         )
         self.scheduler = start("scheduler", "--no-tokenizer", *link, *watched)
         self.lines: dict[str, None] = {}  # each once, in order; the child keeps the last ones
@@ -89,10 +89,12 @@ class Calls:
         self.tokens = 0
         self.begun = 0  # calls that got a token
 
-    def start(self, timeout: float = 60, **fields: object) -> grpc.Future:
+    def start(
+        self, timeout: float = 60, metadata: tuple[tuple[str, str], ...] = (), **fields: object
+    ) -> grpc.Future:
         prompt = inference_pb2.TokenIds(ids=PROMPT)
         request = inference_pb2.GenerateRequest(token_ids=prompt, temperature=0, **fields)
-        return self._stub.Generate(request, timeout=timeout)
+        return self._stub.Generate(request, timeout=timeout, metadata=metadata)
 
     def end(self, call: grpc.Future) -> str:
         """Its status."""
@@ -153,3 +155,16 @@ def test_every_end_is_counted_and_logged_as_its_client_saw_it(pair: Pair) -> Non
     assert metrics["generation_tokens_total",] == tokens
     assert metrics["prompt_tokens_total",] == len(PROMPT) * (calls.begun + len(begun))
     assert all(line["queue_ms"] >= 0 for line in cut)
+
+
+def test_a_clients_trace_reaches_the_logs_of_both_processes(pair: Pair) -> None:
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    parent = f"00-{trace_id}-00f067aa0ba902b7-01"
+    with contextlib.ExitStack() as channels:
+        calls = Calls(pair.address, channels)
+        call = calls.start(max_tokens=3, request_id="r1", metadata=(("traceparent", parent),))
+        assert calls.end(call) == "OK"
+    wait_until(lambda: pair.ended(), "it is logged")
+    assert [line["trace_id"] for line in pair.ended()] == [trace_id]
+    worker = "\n".join(pair.worker.lines)
+    assert f"request 'r1' takes row 0; trace: {parent}" in worker

@@ -110,6 +110,7 @@ async def test_the_trace_id_is_in_the_calls_line_and_a_wrong_one_harms_nothing(
     assert [list(response.token_ids) async for response in call][-1][-1] == 2
     (line,) = (record.fields for record in caplog.records if record.name == log.name)
     assert line.get("trace_id") == trace_id
+    assert served.engine.submissions[0].trace_parent == (VALID if trace_id else "")
 
 
 @pytest.fixture

@@ -46,6 +46,7 @@ def test_every_column_is_packed_and_table_starts_are_the_running_sum() -> None:
         temperature=0.5,
         seed=2**64 - 1,
         tokens_in_pool=1,
+        trace_parent="00-1-2-01",
     )
     step = encode_step(
         plan(
@@ -81,5 +82,6 @@ def test_every_column_is_packed_and_table_starts_are_the_running_sum() -> None:
             tokens_in_pool=1,
             block_ids=b"\x09\0\0\0",
             sampling=worker_pb2.SamplingParams(temperature=0.5, seed=2**64 - 1),
+            trace_parent="00-1-2-01",
         )
     ]
