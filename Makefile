@@ -30,7 +30,7 @@ SERVER_FLAGS = --worker-args="$(WORKER_ARGS)" --scheduler-args="$(SCHEDULER_ARGS
 FIND_MODEL = model="$$($(BIN)/python -m deploy.model.fetch --model '$(MODEL)')"
 
 .DEFAULT_GOAL := help
-.PHONY: help install protos model run chat serve top test lint format types soak bench-cpu bench-split bench-batching wheel clean
+.PHONY: help install protos model run chat serve top test lint format types loadtest soak bench-cpu bench-split bench-batching wheel clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -85,6 +85,9 @@ format: $(INSTALLED) ## Format the Python code and fix what can be fixed
 
 types: $(INSTALLED) $(STUBS) ## Check the types of client and scheduler
 	@$(BIN)/mypy
+
+loadtest: $(INSTALLED) $(STUBS) ## Put load on the server at LISTEN: make loadtest ARGS="--rate 2"
+	@NANOSERVE_ADDRESS=$(LISTEN) $(BIN)/python -m deploy.loadtest run $(ARGS)
 
 soak: $(INSTALLED) $(STUBS) ## Faults under load (SEED repeats one): nothing may be lost
 	@$(BIN)/python -m deploy.soak $(if $(SEED),--seed $(SEED)) $(ARGS)
