@@ -75,6 +75,7 @@ class SchedulerCollector(Collector):
             ("kv_cache_blocks", "Blocks that requests can have", usable),
             ("kv_cache_free_blocks", "Blocks that no request holds", status.free_blocks),
             ("steps_in_flight", "Steps sent and not answered", status.steps_in_flight),
+            ("expected_queue_wait_seconds", "Of a request that comes now", status.expected_wait),
             ("engine_loop_age_seconds", "Since the last turn of the engine's loop", age),
         ):
             yield GaugeMetricFamily(f"nanoserve_{name}", text, value)

@@ -57,6 +57,7 @@ def test_gauges_and_counters_are_the_engines_status_and_the_calls_totals(engine)
         "kv_cache_blocks": 2048,
         "kv_cache_free_blocks": 2,
         "steps_in_flight": 3,
+        "expected_queue_wait_seconds": 0,
         "steps_total": 4,
         "prompt_tokens_total": 21,
         "generation_tokens_total": 13,
@@ -121,7 +122,7 @@ def test_before_the_first_worker_nothing_is_told_of_one():
 
 def test_all_names_begin_alike_and_have_a_text(engine):
     families = list(text_string_to_metric_families(text_of(engine)))
-    assert len(families) == 35
+    assert len(families) == 36
     assert all(f.name.startswith("nanoserve_") and len(f.documentation) > 3 for f in families)
 
 
