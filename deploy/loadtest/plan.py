@@ -102,10 +102,10 @@ class LoadPlan:
         for name, (low, high, unit) in _LIMITS.items():
             if (value := getattr(self, name)) is not None:
                 check(name.replace("_", "-"), value, low, high, unit)
-        if self.requests is None and self.seconds is None and not self.is_bounded_by_arrivals:
-            raise ValueError("neither requests nor seconds is given: give one to bound the run")
         if isinstance(self.arrivals, Burst) and self.requests is None:
             raise ValueError("a burst needs requests: how many to send at once")
+        if self.requests is None and self.seconds is None and not self.is_bounded_by_arrivals:
+            raise ValueError("neither requests nor seconds is given: give one to bound the run")
         if self.seconds is not None and self.warm_up_seconds >= self.seconds:
             raise ValueError(
                 f"warm-up-seconds is {self.warm_up_seconds:g}, must be less than seconds, "
