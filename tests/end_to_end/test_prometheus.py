@@ -117,6 +117,7 @@ def test_what_prometheus_has_scraped_equals_the_clients_totals(pair: Pair, tmp_p
             "nanoserve_e2e_request_latency_seconds_count": totals["requests"],
             "nanoserve_num_requests_running": 0,
             "nanoserve_num_requests_waiting": 0,
+            "nanoserve_steps_in_flight": 0,
         }
         assert settled(server, "scheduler", expected) == expected
         assert totals["stop"] > 10
@@ -124,9 +125,12 @@ def test_what_prometheus_has_scraped_equals_the_clients_totals(pair: Pair, tmp_p
         assert scheduler(server, "num_preemptions_total") > 0
         # What the worker ran is what the scheduler was answered.
         sampled = scheduler(server, "discarded_tokens_total") + totals["output"]
+        steps = scheduler(server, "steps_total")
+        assert scheduler(server, "step_device_idle_seconds_count") == steps - 1
         expected = {
-            "nanoserve_worker_steps_total": scheduler(server, "steps_total"),
-            "nanoserve_worker_step_total_seconds_count": scheduler(server, "steps_total"),
+            "nanoserve_worker_steps_total": steps,
+            "nanoserve_worker_step_total_seconds_count": steps,
+            "nanoserve_worker_step_device_idle_seconds_count": steps - 1,
             "nanoserve_worker_sampled_tokens_total": sampled,
             "nanoserve_worker_computed_tokens_total": scheduler(server, "step_tokens_sum"),
             "nanoserve_worker_connects_total": 1,
