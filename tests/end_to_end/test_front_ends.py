@@ -93,7 +93,7 @@ def code_of(call: Iterator[pb.GenerateResponse]) -> grpc.StatusCode:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontEnds]:
     """For tests that leave them as they were."""
-    servers = FrontEnds(tmp_path_factory.mktemp("two"), 2)
+    servers = FrontEnds(tmp_path_factory.mktemp("two"), 2, worker_flags=("--step-ms", "4"))
     yield servers
     servers.stop()
 
@@ -139,7 +139,7 @@ def test_a_request_is_one_to_all_front_ends_by_its_id_and_in_the_status(
     two: FrontEnds, stubs
 ) -> None:
     first, *others = stubs(two.address, 16)
-    running = first.Generate(request(1500, request_id="same"))
+    running = first.Generate(request(1900, request_id="same"))
     got = list(next(running).token_ids)
     for stub in others:
         call = stub.Generate(request(5, request_id="same"))
@@ -148,10 +148,12 @@ def test_a_request_is_one_to_all_front_ends_by_its_id_and_in_the_status(
     for stub in others:
         asked = pb.GetStatusRequest(include_rows=True, include_block_map=True)
         answer = stub.GetStatus(asked, timeout=5)
-        assert [row.request_id for row in answer.rows] == ["same"]
-        assert answer.block_owners.count(answer.rows[0].row) == answer.rows[0].blocks
-    got += tokens_of(running)
-    assert got == expected_tokens(PROMPT, 1500, VOCAB)
+        (row,) = answer.rows
+        assert row.request_id == "same"
+        assert list(answer.block_owners).count(row.row) == row.blocks > 0
+    got += next(running).token_ids
+    assert got == expected_tokens(PROMPT, len(got), VOCAB)
+    running.cancel()
 
 
 def test_the_queue_is_one_for_all_front_ends(start: Start, stubs) -> None:
@@ -173,7 +175,7 @@ def test_the_queue_is_one_for_all_front_ends(start: Start, stubs) -> None:
 def test_a_killed_front_end_takes_its_own_streams_with_it_and_is_replaced(
     two: FrontEnds, stubs
 ) -> None:
-    calls = [stub.Generate(request(1500)) for stub in stubs(two.address, 16)]
+    calls = [stub.Generate(request(500)) for stub in stubs(two.address, 16)]
     got = [list(next(call).token_ids) for call in calls]
     before = two.processes()
     victim = before[0]
@@ -185,7 +187,7 @@ def test_a_killed_front_end_takes_its_own_streams_with_it_and_is_replaced(
     for call, tokens in zip(calls, got, strict=True):
         try:
             tokens += tokens_of(call)
-            right += tokens == expected_tokens(PROMPT, 1500, VOCAB)
+            right += tokens == expected_tokens(PROMPT, 500, VOCAB)
         except grpc.RpcError as error:
             lost += error.code() is grpc.StatusCode.UNAVAILABLE
     assert (right, lost) == (16 - broken, broken)
