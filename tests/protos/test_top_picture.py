@@ -7,9 +7,11 @@ from rich.text import Text
 
 from nanoserve.cli.dashboard.glyphs import ASCII, UNICODE, Glyphs, owner_colour, owner_letter
 from nanoserve.cli.dashboard.history import History
+from nanoserve.cli.dashboard.load_lines import curve
 from nanoserve.cli.dashboard.pool_map import blocks_per_cell, pool_map
 from nanoserve.cli.dashboard.row_table import bar, row_table
-from nanoserve.cli.dashboard.screen import Size, View, curve, picture
+from nanoserve.cli.dashboard.screen import View, picture
+from nanoserve.cli.dashboard.size import Size
 from nanoserve.status import RunningRow, status_from
 from tests.protos.statuses import response, status
 

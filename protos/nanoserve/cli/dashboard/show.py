@@ -12,7 +12,8 @@ from rich.live import Live
 from nanoserve.cli.dashboard.feed import Away, Feed
 from nanoserve.cli.dashboard.glyphs import glyphs_for
 from nanoserve.cli.dashboard.history import History
-from nanoserve.cli.dashboard.screen import Size, View, picture
+from nanoserve.cli.dashboard.screen import View, picture
+from nanoserve.cli.dashboard.size import Size
 from nanoserve.cli.dashboard.wakeups import Wakeups
 
 # Seconds between two looks at the clock while no status comes.
