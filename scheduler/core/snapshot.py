@@ -14,6 +14,7 @@ from scheduler.core.front_end import (
 )
 from scheduler.core.histogram import Histogram
 from scheduler.core.ledger import Ledger
+from scheduler.core.rows import Rows
 from scheduler.core.statistics import RequestTimes
 
 
@@ -37,7 +38,7 @@ def take_snapshot(
         rows=live.astype(np.int32),
         prompt_tokens=prompt_lens.astype(np.int32),
         computed_tokens=rows.computed[live].astype(np.int32),
-        output_tokens=(rows.accepted[live] - prompt_lens).astype(np.int32),
+        output_tokens=(_accepted(rows, live) - prompt_lens).astype(np.int32),
         max_tokens=(rows.limit[live] - prompt_lens).astype(np.int32),
         blocks=ledger.tables.num_blocks[live].copy(),
         seconds=now - np.array(started, np.float64),
@@ -49,6 +50,14 @@ def take_snapshot(
 
 def _counts(histogram: Histogram) -> LatencyCounts:
     return LatencyCounts(histogram.bounds, histogram.counts, histogram.sum)
+
+
+def _accepted(rows: Rows, live: np.ndarray) -> np.ndarray:
+    """Tokens of each request, int64 [r]; a held row has more, which are nobody's."""
+    accepted = rows.accepted[live]
+    held = rows.held[live]
+    accepted[held] = [len(request.tokens) for request in rows.request[live[held]]]
+    return np.asarray(accepted)
 
 
 def _block_owners(ledger: Ledger, live: np.ndarray) -> np.ndarray:

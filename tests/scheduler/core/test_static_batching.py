@@ -177,16 +177,20 @@ def test_a_full_batch_does_not_wait() -> None:
 
 
 def test_held_rows_are_in_a_snapshot_with_their_blocks() -> None:
-    harness = static(FakeWorker(num_blocks=20))
+    worker = FakeWorker(num_blocks=20)
+    worker.script["r2"] = [*range(20, 30)]
+    harness = static(worker)
     harness.submit([1], 20)
-    harness.submit([2], 6)
-    for _ in range(8):
+    harness.submit([2], 6, stop_ids=frozenset({22}))
+    harness.turn()
+    for _ in range(6):
         harness.step()
     assert harness.books.rows.held.tolist() == [False, True] + [False] * 6
     harness.engine.ask_snapshot(SnapshotRequest(1, block_map=True))
     harness.turn()
     (taken,) = harness.front_end.snapshots
     assert taken.request_ids == ["r1", "r2"]
+    assert taken.output_tokens.tolist() == [6, 3], "the tokens after its end are not its own"
     assert taken.block_owners is not None
     assert [(taken.block_owners == owner).sum() for owner in (0, 1, FREE_BLOCK)] == [5, 2, 12]
 
