@@ -159,17 +159,16 @@ def test_a_request_is_one_to_all_front_ends_by_its_id_and_in_the_status(
 def test_the_queue_is_one_for_all_front_ends(start: Start, stubs) -> None:
     servers = start(2, "--max-queue", "3", worker=("--max-rows", "8", "--step-ms", "10"))
     opened = stubs(servers.address, 12)
-    calls = [stub.Generate(request(60)) for stub in opened for _ in range(3)]
-    wait_for(lambda: status(servers).waiting_requests == 3, "it is full")
+    calls = [stub.Generate(request(1900)) for stub in opened for _ in range(3)]
+    wait_for(lambda: sum(not call.is_active() for call in calls) >= 36 - 11, "the rest is refused")
     assert all(servers.connected())
-    ends = []
+    now = status(servers)
+    assert (now.running_requests, now.waiting_requests) == (8, 3)
+    refused = [call for call in calls if not call.is_active()]
+    assert [call.code() for call in refused] == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 25
     for call in calls:
-        try:
-            ends.append(len(tokens_of(call)))
-        except grpc.RpcError as error:
-            ends.append(error.code())
-    assert ends.count(60) == 8 + 3
-    assert ends.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 36 - 11
+        call.cancel()
+    wait_for(lambda: status(servers).waiting_requests == 0, "those who waited have left")
 
 
 def test_a_killed_front_end_takes_its_own_streams_with_it_and_is_replaced(
