@@ -74,6 +74,13 @@ class _HTTPServer(ThreadingHTTPServer):
         # HTTPServer's own asks the name service for this machine's name.
         socketserver.TCPServer.server_bind(self)
 
+    def get_request(self) -> tuple[Any, Any]:
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(0.5)  # out of file descriptors, say: serve_forever tries again at once
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:
         if len(self._deadlines) == _MOST_CLIENTS:
             self.shutdown_request(request)
