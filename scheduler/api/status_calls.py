@@ -88,11 +88,12 @@ class StatusCalls:
         self, request: inference_pb2.WatchStatusRequest, interval: float, write: _Write
     ) -> None:
         loop = asyncio.get_running_loop()
-        due = loop.time()
+        due = loop.time() + interval
         while not self._ended:
             changed = self._changed  # before the status, so that no change falls between
             await write(inference_pb2.WatchStatusResponse(status=await self.get(request)))
-            due = max(due + interval, loop.time())
+            if (now := loop.time()) >= due:
+                due = max(due + interval, now)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(due):
                     await changed.wait()

@@ -106,6 +106,22 @@ async def test_a_change_of_readiness_is_told_at_once(serve):
     call.cancel()
 
 
+async def test_changes_of_readiness_do_not_put_the_next_interval_off(serve):
+    served = await serve(ScriptedEngine([2]))
+    call = watch(served, interval_seconds=0.5)
+    await call.read()
+    for _ in range(15):
+        served.engine.set_ready(False)
+        while (await call.read()).status.ready:
+            pass
+        served.engine.set_ready(True)
+        while not (await call.read()).status.ready:
+            pass
+    async with asyncio.timeout(5):
+        await call.read()
+    call.cancel()
+
+
 async def test_a_drain_is_told_at_once_and_the_call_ends_well_when_it_is_over(serve):
     served = await serve(ScriptedEngine([5] * 150, step_seconds=0.005), drain_timeout=20)
     running = asyncio.ensure_future(served.generate(token_ids=TokenIds(ids=[1])))
