@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 # Connections at a time, each with a thread; one more is closed at once.
 _MOST_CLIENTS = 8
 _CLIENT_SECONDS = 5.0
+# How soon a client that is out of time, or `stop`, is noticed.
+_POLL_SECONDS = 0.1
 
 
 class MetricsServer:
@@ -37,7 +39,7 @@ class MetricsServer:
         self._server = _HTTPServer(address, self._registry, seconds)
         self._address = address
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="metrics", daemon=True
+            target=self._server.serve_forever, args=(_POLL_SECONDS,), name="metrics", daemon=True
         )
 
     @property
@@ -99,7 +101,7 @@ class _HTTPServer(ThreadingHTTPServer):
             self._deadlines.pop(request)
 
     def service_actions(self) -> None:
-        """Called by serve_forever after every request and twice a second."""
+        """Called by serve_forever, after every request and poll."""
         for request, deadline in self._deadlines.copy().items():
             if time.monotonic() > deadline:
                 with contextlib.suppress(OSError):  # it has just been closed
