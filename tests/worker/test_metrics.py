@@ -292,7 +292,7 @@ def test_it_listens_on_ipv6_too() -> None:
 
 
 def test_what_runs_steps_knows_nothing_of_prometheus() -> None:
-    code = "import sys, worker.process, worker.start, worker.simulate, worker.runner\n"
+    code = "import sys, worker.process, worker.start, worker.simulate\n"
     code += "print('worker.statistics' in sys.modules, 'prometheus_client' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code],
