@@ -23,7 +23,7 @@ from deploy.local.progress import Progress
 from deploy.model.fetch import fetch
 from deploy.soak import report
 from deploy.soak.client import Answer
-from deploy.soak.faults import schedule
+from deploy.soak.faults import KINDS, schedule
 from deploy.soak.questions import (
     CRASH_ID,
     HANG_ID,
@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 async def _simulated(seed: int, args: argparse.Namespace) -> Result:
     questions = SimulatedQuestions(seed, _POISON_EVERY)
-    faults = schedule(seed, args.seconds, args.fault_every)
+    faults = schedule(seed, args.seconds, args.fault_every, args.faults)
     stand = Stand(_SIMULATED, ["--no-tokenizer", *_SCHEDULER])
     async with stand:
         soak = Soak(
@@ -111,7 +111,7 @@ async def _text(seed: int, args: argparse.Namespace) -> Result:
     model = await asyncio.to_thread(fetch, "default")
     questions = TextQuestions(seed, max_tokens=48)
     # A worker of a real model takes seconds to start: fewer faults.
-    faults = schedule(seed + 1, args.text_seconds, max(args.fault_every, 15.0))
+    faults = schedule(seed + 1, args.text_seconds, max(args.fault_every, 15.0), args.faults)
     flags = ["--model", str(model)]
     worker = [*flags, "--dtype", "float32", "--num-blocks", "64", "--step-timeout", "30"]
     stand = Stand(worker, [*flags, "--step-timeout", "40"])
@@ -159,6 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--streams", type=int, default=24, help="calls at a time (default: 24)")
     add("--text-streams", type=int, default=6, help="of the model's (default: 6)")
     add("--fault-every", type=float, default=4.0, help="mean seconds between faults (default: 4)")
+    add("--faults", nargs="+", choices=KINDS, default=list(KINDS), help="kinds (default: all)")
     add("--json", type=Path, metavar="FILE", help="what was found, with the faults")
     add("--plot", type=Path, metavar="FILE", help="resident memory over time, a PNG")
     return parser

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,9 +46,13 @@ class Outcome:
 
 
 async def ask(
-    client: AsyncClient, question: Question, expected: Callable[[Question], Answer]
+    client: AsyncClient,
+    question: Question,
+    expected: Callable[[Question], Answer],
+    on_tokens: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """`expected` is asked for questions that get an answer."""
+    """`expected` is asked for questions that get an answer; `on_tokens` is called whenever
+    tokens come."""
     tokens: list[int] = []
     text: list[str] = []
     began = time.monotonic()
@@ -58,6 +63,8 @@ async def ask(
         async with client.generate(timeout=timeout, **options) as generation:
             async for chunk in generation:
                 tokens.extend(chunk.token_ids)
+                if chunk.token_ids:
+                    on_tokens()
                 text.append(chunk.text)
                 finishes += chunk.finish_reason is not None
                 if question.behaviour == "slow":
@@ -72,7 +79,7 @@ async def ask(
     if (refusal := _REFUSALS.get(question.behaviour)) is not None:
         return _complain(done, "" if status == refusal.name else f"ended {status}")
     answer = expected(question)
-    if complaint := _wrong_tokens(question, status, tuple(tokens), "".join(text), answer):
+    if complaint := _wrong_tokens(status, tuple(tokens), "".join(text), answer):
         return Outcome(question.behaviour, status, len(tokens), complaint, mismatch=True)
     return _complain(done, _wrong_end(question, status, finishes, seconds))
 
@@ -81,18 +88,19 @@ def _complain(outcome: Outcome, complaint: str) -> Outcome:
     return Outcome(outcome.behaviour, outcome.status, outcome.tokens, complaint)
 
 
-def _wrong_tokens(
-    question: Question, status: str, tokens: tuple[int, ...], text: str, answer: Answer
-) -> str:
+def _wrong_tokens(status: str, tokens: tuple[int, ...], text: str, answer: Answer) -> str:
     """Whole answers are compared whole, others as far as they go."""
-    if status == "OK":
-        right = tokens == answer.token_ids and (answer.text is None or text == answer.text)
-    else:
-        right = tokens == answer.token_ids[: len(tokens)]
-        right = right and (answer.text is None or answer.text.startswith(text))
-    if right:
-        return ""
-    return f"got {len(tokens)} tokens and {text!r} for {question.key}, expected {answer}"
+    right, right_text = answer.token_ids, answer.text
+    if status != "OK":
+        right = right[: len(tokens)]
+        right_text = None if right_text is None else right_text[: len(text)]
+    if tokens != right:
+        pairs = enumerate(itertools.zip_longest(tokens, right))
+        at, (got, wanted) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+        return f"token {at} of {len(tokens)} is {got} and must be {wanted}, of {len(right)}"
+    if right_text is not None and text != right_text:
+        return f"the text is {text!r} and must be {right_text!r}"
+    return ""
 
 
 def _wrong_end(question: Question, status: str, finishes: int, seconds: float) -> str:

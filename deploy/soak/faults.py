@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Kind -> (weight, shortest and longest duration in seconds).
@@ -23,11 +24,13 @@ class Fault:
     seconds: float  # how long it lasts, for those that last
 
 
-def schedule(seed: int, seconds: float, every: float) -> list[Fault]:
-    """Faults at exponential distances of mean `every` seconds; none in the last tenth, in which
-    the load ends. The same for the same arguments."""
+def schedule(
+    seed: int, seconds: float, every: float, kinds: Sequence[str] = tuple(KINDS)
+) -> list[Fault]:
+    """Faults of these kinds at exponential distances of mean `every` seconds; none in the last
+    tenth, in which the load ends. The same for the same arguments."""
     rng = random.Random(f"faults {seed}")
-    kinds, weights = list(KINDS), [weight for weight, _, _ in KINDS.values()]
+    weights = [KINDS[kind][0] for kind in kinds]
     faults: list[Fault] = []
     now = rng.expovariate(1 / every)
     while now < 0.9 * seconds:

@@ -36,7 +36,15 @@ def table(name: str, result: Result) -> str:
         f"{result.mismatches} mismatches, {result.leaks} leaks, {len(result.complaints)} complaints"
     ]
     lines += _columns("fault", "times", sorted(faults.items()))
-    lines.append(f"  the worker was started {result.worker_starts} times")
+    lines.append(
+        f"  {result.with_steps_in_flight} of the faults came with steps in flight; the worker was "
+        f"started {result.worker_starts} times"
+    )
+    if result.recoveries:
+        lines.append(
+            f"  from a new worker's listening to the next token: median "
+            f"{statistics.median(result.recoveries):.2f} s, at most {max(result.recoveries):.2f} s"
+        )
     ends = [(f"{behaviour} {status}", n) for (behaviour, status), n in result.outcomes.items()]
     lines += _columns("request", "calls", sorted(ends))
     for one in ("scheduler", "worker"):
@@ -60,6 +68,8 @@ def as_json(result: Result) -> dict[str, Any]:
         "mismatches": result.mismatches,
         "leaks": result.leaks,
         "preemptions": result.preemptions,
+        "with_steps_in_flight": result.with_steps_in_flight,
+        "recoveries": [round(seconds, 3) for seconds in result.recoveries],
         "worker_starts": result.worker_starts,
         "outcomes": {f"{b} {s}": n for (b, s), n in sorted(result.outcomes.items())},
         "faults": [asdict(fault) for fault in result.faults],

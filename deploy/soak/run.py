@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from deploy.soak.client import Answer, Outcome, ask
 from deploy.soak.faults import Fault
 from deploy.soak.questions import Question
 from deploy.soak.stand import Memory, Stand
-from nanoserve import AsyncClient
+from nanoserve import AsyncClient, NanoserveError
 
 _SAMPLE_SECONDS = 1.0
 _REST_SECONDS = 30.0
@@ -34,6 +35,9 @@ class Result:
     preemptions: int = 0
     memory: list[Memory] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
+    with_steps_in_flight: int = 0  # of the faults
+    # Seconds from the moment that a new worker listens to the next token of any stream.
+    recoveries: list[float] = field(default_factory=list)
 
     @property
     def requests(self) -> int:
@@ -62,6 +66,7 @@ class Soak:
         self._progress = progress
         self._next = 0
         self._result = Result()
+        self._recovered_at: float | None = None  # the listening_at whose recovery is known
 
     async def run(self) -> Result:
         began = time.monotonic()
@@ -72,7 +77,7 @@ class Soak:
             for i in range(self._streams)
         ]
         sampler = asyncio.create_task(self._sample(began))
-        inflictor = asyncio.create_task(self._inflict(began))
+        inflictor = asyncio.create_task(self._inflict(clients[0], began))
         await asyncio.gather(*streams, inflictor)
         sampler.cancel()
         await self._check_rest(clients[0])
@@ -86,7 +91,14 @@ class Soak:
         while time.monotonic() < until:
             question = self._question(self._next)
             self._next += 1
-            self._count(question, await ask(client, question, self._expected))
+            self._count(question, await ask(client, question, self._expected, self._on_tokens))
+
+    def _on_tokens(self) -> None:
+        listening = self._stand.listening_at
+        if listening is not None and listening != self._recovered_at:
+            if self._recovered_at is not None:
+                self._result.recoveries.append(time.monotonic() - listening)
+            self._recovered_at = listening
 
     def _count(self, question: Question, outcome: Outcome) -> None:
         result = self._result
@@ -97,9 +109,12 @@ class Soak:
             where = f"request {question.index} ({question.behaviour})"
             result.complaints.append(f"{where}: {outcome.complaint}")
 
-    async def _inflict(self, began: float) -> None:
+    async def _inflict(self, client: AsyncClient, began: float) -> None:
         for fault in self._faults:
             await asyncio.sleep(began + fault.at - time.monotonic())
+            with contextlib.suppress(NanoserveError):
+                status = await client.status()
+                self._result.with_steps_in_flight += status.steps_in_flight > 0
             await self._stand.inflict(fault)
             self._result.faults.append(fault)
 

@@ -22,6 +22,7 @@ from deploy.soak.faults import Fault
 from deploy.soak.relay import Relay
 
 _RESTART_SECONDS = 0.2
+_LOOK_SECONDS = 0.02
 _READY_SECONDS = 180.0
 _STOP_SECONDS = 40.0
 
@@ -57,6 +58,7 @@ class Stand:
         self._relay = Relay(link, target)
         self.strange: list[str] = []
         self.worker_starts = 0
+        self.listening_at: float | None = None  # time.monotonic() of the running worker; or None
         self.began = time.monotonic()
         self._stopping = False
 
@@ -146,17 +148,21 @@ class Stand:
 
     def _start_worker(self) -> None:
         self.worker_starts += 1
+        self.listening_at = None
         self.worker = Child("worker", self._worker_command, echo=False)
 
     async def _supervise(self) -> None:
         while True:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(_LOOK_SECONDS)
             if (status := self.scheduler.exit_status) is not None:
                 self.strange.append(f"the scheduler ended with {status}:\n{self.scheduler.tail()}")
                 return
             if self.worker.exit_status is not None:
+                self.listening_at = None
                 await asyncio.sleep(_RESTART_SECONDS)
                 self._start_worker()
+            elif self.listening_at is None and "listening on" in self.worker.last_line:
+                self.listening_at = time.monotonic()
 
 
 def _command(name: str, *flags: str) -> list[str]:
