@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import subprocess
 import sys
@@ -40,4 +39,4 @@ class FrontEndProcess:
         except subprocess.TimeoutExpired:
             self.kill()
         status = self._process.wait()
-        return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        return f"signal {-status}" if status < 0 else f"exit status {status}"

@@ -68,23 +68,33 @@ class Supervisor:
         for front_end in self._front_ends:
             front_end.process.kill()
 
-    async def _keep(self, process: FrontEndProcess) -> None:
-        delay, is_first = FIRST_DELAY, True
-        while True:
+    async def _keep(self, first: FrontEndProcess) -> None:
+        process: FrontEndProcess | None = first
+        delay = FIRST_DELAY
+        while process is not None:
             began = time.monotonic()
             front_end, how = await self._attend(process)
             if self._draining.is_set():
                 return
-            if is_first and not front_end.started:
+            if process is first and not front_end.started:
                 raise FrontEndError(f"front end {process.number} ended before it served ({how})")
+            log.error("front end %d is lost, its calls with it: %s", process.number, how)
             if time.monotonic() - began > SERVED_SECONDS:
                 delay = FIRST_DELAY
-            log.error("front end %d is lost, its calls with it: %s", process.number, how)
-            if await self._drains_within(delay):
-                return
-            delay, is_first = min(2 * delay, MOST_DELAY), False
-            process = self._start_another()
+            process, delay = await self._replacement(delay)
+
+    async def _replacement(self, delay: float) -> tuple[FrontEndProcess | None, float]:
+        """After `delay` seconds, with the delay of the one that replaces it. None: drained."""
+        while not await self._drains_within(delay):
+            delay = min(2 * delay, MOST_DELAY)
+            try:
+                process = self._start_another()
+            except OSError as error:
+                log.error("a front end cannot be started: %s; trying again", error)
+                continue
             log.info("front end %d takes its place", process.number)
+            return process, delay
+        return None, delay
 
     async def _attend(self, process: FrontEndProcess) -> tuple[AttachedFrontEnd, str]:
         """Until its end: with how it ended."""

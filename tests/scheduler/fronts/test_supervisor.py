@@ -64,6 +64,7 @@ class Supervised:
     def __init__(self, count: int) -> None:
         self._numbers = itertools.count(1)
         self.processes: list[FakeProcess] = []
+        self.failures: list[OSError] = []  # of starts to come
         self.hub = Hub()
         self.hub.attach(FakeEngine())
         for _ in range(count):
@@ -72,6 +73,8 @@ class Supervised:
         self.running = asyncio.create_task(self.supervisor.run())
 
     def start(self) -> FakeProcess:
+        if self.failures:
+            raise self.failures.pop()
         self.processes.append(FakeProcess(next(self._numbers)))
         return self.processes[-1]
 
@@ -117,6 +120,13 @@ async def test_front_ends_that_die_again_and_again_are_replaced_ever_more_slowly
     delays = [after - before for before, after in itertools.pairwise(began)]
     assert delays[0] >= 2 * supervisor.FIRST_DELAY
     assert delays[1] >= 4 * supervisor.FIRST_DELAY
+
+
+async def test_a_start_that_the_system_refuses_is_tried_again(two: Supervised) -> None:
+    two.failures = [OSError("no memory"), OSError("no memory")]
+    two.processes[0].kill()
+    await two.until_started(3)
+    assert two.failures == []
 
 
 async def test_a_silent_front_end_is_ended_and_replaced(two: Supervised, monkeypatch) -> None:
