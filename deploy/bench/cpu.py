@@ -17,8 +17,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from deploy.bench.batch import Batch
 from deploy.bench.floor import ModelSize, Rates, decode_floor, measure_rates, prefill_floor
-from deploy.bench.load import random_prompts, run_batch
 from deploy.bench.machine import machine
 from deploy.bench.peer_transformers import Peer
 from deploy.local.progress import Progress
@@ -86,21 +86,21 @@ class Rounds:
         return {"decode": decode, "prefill": prefill}
 
     def _decode(self, streams: int, output: int, seed: int) -> dict[str, float]:
-        prompts = random_prompts(streams, self._args.prompt, self._vocab_size, seed)
+        batch = Batch(streams, self._args.prompt, self._vocab_size, seed)
         made = streams * (output - 1)
-        ours = run_batch(self._address, prompts, output).end
-        ours -= run_batch(self._address, prompts, 1).end
+        ours = batch.run(self._address, output).end - batch.run(self._address, 1).end
         rates = {"ours": made / ours}
         if self._peer:
+            prompts = batch.prompts()
             seconds = self._peer.seconds(prompts, output) - self._peer.seconds(prompts, 1)
             rates["transformers"] = made / seconds
         return rates
 
     def _prefill(self, seed: int) -> dict[str, float]:
-        prompts = random_prompts(1, PREFILL_TOKENS, self._vocab_size, seed)
-        rates = {"ours": PREFILL_TOKENS / run_batch(self._address, prompts, 1).first_tokens[0]}
+        batch = Batch(1, PREFILL_TOKENS, self._vocab_size, seed)
+        rates = {"ours": PREFILL_TOKENS / batch.run(self._address, 1).first_tokens[0]}
         if self._peer:
-            rates["transformers"] = PREFILL_TOKENS / self._peer.seconds(prompts, 1)
+            rates["transformers"] = PREFILL_TOKENS / self._peer.seconds(batch.prompts(), 1)
         return rates
 
 

@@ -13,7 +13,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from deploy.bench.load import random_prompts, run_batch
+from deploy.bench.batch import Batch
 from deploy.bench.ready import READY_SECONDS
 from deploy.local.progress import Progress
 from deploy.local.servers import Servers, ServerSettings
@@ -38,12 +38,12 @@ def main(arguments: list[str] | None = None) -> int:
         progress.end(f"ready after {progress.seconds:.1f} s")
         print("batch   step ms (repetitions)          out tok/s   first token ms")
         for streams in args.streams:
-            prompts = random_prompts(streams, args.prompt, vocab_size, streams)
-            run_batch(servers.address, prompts, 8)
+            batch = Batch(streams, args.prompt, vocab_size, streams)
+            batch.run(servers.address, 8)
             steps, firsts = [], []
             for _ in range(args.repetitions):
-                one = run_batch(servers.address, prompts, 1)
-                whole = run_batch(servers.address, prompts, args.output)
+                one = batch.run(servers.address, 1)
+                whole = batch.run(servers.address, args.output)
                 steps.append(1e3 * (whole.end - one.end) / (args.output - 1))
                 firsts.append(1e3 * statistics.median(one.first_tokens))
             step = statistics.median(steps)

@@ -9,7 +9,6 @@ and of that process's CPU time for a step, which a busy machine disturbs less.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import re
 import statistics
 import sys
@@ -23,8 +22,11 @@ from dataclasses import dataclass
 import psutil
 
 from deploy.bench.interval import median_interval
-from deploy.bench.load import random_prompts, run_batch
 from deploy.bench.ready import READY_SECONDS
+from deploy.loadtest.arrivals import Closed
+from deploy.loadtest.lengths import Fixed
+from deploy.loadtest.plan import Content, LoadPlan, Nanoserve
+from deploy.loadtest.run import run_load
 from deploy.local.child import Child
 from deploy.local.progress import Progress
 from deploy.local.servers import Servers, ServerSettings
@@ -108,20 +110,23 @@ def _metrics_url(child: Child) -> str:
 
 @contextmanager
 def _load(address: str, streams: int) -> Iterator[None]:
-    process = multiprocessing.get_context("spawn").Process(target=_play, args=(address, streams))
-    process.start()
+    """Keeps `streams` requests open until the block ends."""
+    stop = threading.Event()
+    plan = LoadPlan(
+        Nanoserve(address),
+        Closed(streams),
+        Content(Fixed(32), Fixed(500)),
+        seconds=3600,
+        processes=1,
+        sample_interval=0,  # status is not to be asked beside what is measured
+    )
+    thread = threading.Thread(target=run_load, args=(plan, lambda *_: None, stop))
+    thread.start()
     try:
         yield
     finally:
-        process.kill()
-        process.join()
-
-
-def _play(address: str, streams: int) -> None:
-    """For ever."""
-    prompts = random_prompts(streams, 32, VOCAB_SIZE, 0)
-    while True:
-        run_batch(address, prompts, 500)
+        stop.set()
+        thread.join()
 
 
 @contextmanager

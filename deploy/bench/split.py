@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from deploy.bench.batch import Batch
 from deploy.bench.interval import median_interval
-from deploy.bench.load import random_prompts, run_batch
 from deploy.bench.machine import machine
 from deploy.bench.ready import READY_SECONDS, wait_until_ready
 from deploy.local.child import Child
@@ -38,13 +38,13 @@ def main(arguments: list[str] | None = None) -> int:
     ratios: dict[int, list[float]] = {streams: [] for streams in args.streams}
     with _two(folder, worker_flags, progress) as two, _one(folder, worker_flags) as one:
         for address in (two, one):
-            run_batch(address, random_prompts(max(args.streams), args.prompt, vocab_size, 0), 8)
+            Batch(max(args.streams), args.prompt, vocab_size, 0).run(address, 8)
         for pair in range(1, args.pairs + 1):
             for streams in args.streams:
                 progress.show(f"pair {pair} of {args.pairs}, {streams} streams")
-                prompts = random_prompts(streams, args.prompt, vocab_size, pair)
+                batch = Batch(streams, args.prompt, vocab_size, pair)
                 order = (two, one) if pair % 2 else (one, two)
-                seconds = {a: run_batch(a, prompts, args.output).end for a in order}
+                seconds = {a: batch.run(a, args.output).end for a in order}
                 ratios[streams].append(seconds[two] / seconds[one])
     progress.end(f"{args.pairs} pairs took {progress.seconds:.0f} s")
     for streams, values in ratios.items():

@@ -1,0 +1,54 @@
+"""The batch that benches time: what is sent, and what its times are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from deploy.bench.batch import Batch
+from nanoserve.v1 import inference_pb2 as pb
+from tests.protos.scripted_server import ScriptedServer
+
+
+def count_up(
+    request: pb.GenerateRequest, _context: grpc.ServicerContext
+) -> Iterator[pb.GenerateResponse]:
+    for i in range(request.max_tokens):
+        yield pb.GenerateResponse(token_ids=[i])
+    usage = pb.Usage(prompt_tokens=4, output_tokens=request.max_tokens)
+    yield pb.GenerateResponse(finish_reason=pb.FINISH_REASON_LENGTH, usage=usage)
+
+
+def test_a_batch_sends_the_prompts_that_it_tells() -> None:
+    batch = Batch(3, 4, 50, seed=1)
+    with ScriptedServer(count_up) as server:
+        times = batch.run(server.address, 5)
+    sent = [list(request.token_ids.ids) for request in server.requests]
+    assert sorted(sent) == sorted(batch.prompts())
+    assert {len(prompt) for prompt in sent} == {4}
+    assert {request.max_tokens for request in server.requests} == {5}
+    assert {request.temperature for request in server.requests} == {0}
+    assert all(request.ignore_eos for request in server.requests)
+    assert len(times.first_tokens) == 3
+    assert all(0 < first < times.end for first in times.first_tokens)
+
+
+def test_another_seed_sends_others() -> None:
+    assert Batch(3, 4, 50, 1).prompts() == Batch(3, 4, 50, 1).prompts()
+    assert Batch(3, 4, 50, 1).prompts() != Batch(3, 4, 50, 2).prompts()
+
+
+def test_a_stream_of_another_length_is_an_error() -> None:
+    def one(
+        _request: pb.GenerateRequest, _context: grpc.ServicerContext
+    ) -> Iterator[pb.GenerateResponse]:
+        usage = pb.Usage(prompt_tokens=4, output_tokens=1)
+        yield pb.GenerateResponse(token_ids=[1], finish_reason=pb.FINISH_REASON_STOP, usage=usage)
+
+    with (
+        ScriptedServer(one) as server,
+        pytest.raises(RuntimeError, match="ended with OK after 1 tokens; 2 were asked for"),
+    ):
+        Batch(1, 4, 50, 1).run(server.address, 2)
