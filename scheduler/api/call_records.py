@@ -11,7 +11,7 @@ from nanoserve.v1 import inference_pb2
 from scheduler.api.call_record import Call, CallRecord
 from scheduler.api.errors import CallError
 from scheduler.api.output_stream import OutputStream
-from scheduler.api.tracing import Metadata, Tracer, parse_trace_parent
+from scheduler.api.tracing import CallTrace, Metadata, NoSpans, Tracer, parse_trace_parent
 from scheduler.core.front_end import CallTotals, Failure, Finished, FinishReason
 
 log = logging.getLogger(__name__)
@@ -50,10 +50,17 @@ class CallRecords:
         self._late: dict[int, asyncio.TimerHandle] = {}  # the longest first
 
     def open(self, request: inference_pb2.GenerateRequest, metadata: Metadata | None) -> Call:
-        trace = self._tracer.begin(parse_trace_parent(metadata))
-        call = Call(request.request_id, time.monotonic(), trace)
+        arrival = time.monotonic()
+        call = Call(request.request_id, arrival, self._begin_trace(metadata))
         call.request = request if self._log_text else None
         return call
+
+    def _begin_trace(self, metadata: Metadata | None) -> CallTrace:
+        try:
+            return self._tracer.begin(parse_trace_parent(metadata))
+        except Exception:
+            log.exception("a call goes on without a trace")
+            return NoSpans().begin(None)
 
     def submitted(self, call: Call, stream: OutputStream) -> None:
         call.stream = stream
@@ -113,13 +120,12 @@ class CallRecords:
             del self._submitted[call.stream.handle]
             if (timer := self._late.pop(call.stream.handle, None)) is not None:
                 timer.cancel()
-        try:
-            record = call.record()
-            call.trace.end(record)
-            for tell in self._tell:
+        record = call.record()
+        for tell in (*self._tell, call.trace.end):
+            try:
                 tell(record)
-        except Exception:
-            log.exception("the record of request %r is lost", call.request_id)
+            except Exception:
+                log.exception("the end of request %r was not told", call.request_id)
 
 
 def _count(counts: dict[str, int], key: str) -> None:

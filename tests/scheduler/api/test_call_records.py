@@ -209,12 +209,26 @@ async def test_a_fault_in_the_front_end_is_internal(recorded, smollm2, monkeypat
     assert served.engine.calls.outcomes == {"internal": 1}
 
 
-async def test_what_fails_in_telling_harms_no_call(recorded, caplog):
-    served, _ = await recorded(ScriptedEngine([5, 2]))
-    served.server._service._records._tell = [lambda record: 1 / 0]
+async def test_what_fails_in_telling_harms_neither_the_call_nor_other_listeners(recorded, caplog):
+    served, records = await recorded(ScriptedEngine([5, 2]))
+    served.server._service._records._tell.insert(0, lambda record: 1 / 0)
     assert (await served.generate(token_ids=TokenIds(ids=[7])))[-1].finish_reason
     assert served.engine.calls.outcomes == {"stop": 1}
-    assert "the record of request" in caplog.text
+    assert len(records) == 1
+    assert "was not told" in caplog.text
+
+
+class BrokenTracer(NoSpans):
+    def begin(self, parent):
+        raise RuntimeError("a fault in the tracer")
+
+
+async def test_a_tracer_that_fails_costs_the_trace_only(recorded, caplog):
+    served, records = await recorded(ScriptedEngine([5, 2]))
+    served.server._service._records._tracer = BrokenTracer()
+    assert (await served.generate(token_ids=TokenIds(ids=[7])))[-1].finish_reason
+    assert [record.outcome for record in records] == ["stop"]
+    assert "a fault in the tracer" in caplog.text
 
 
 async def test_texts_are_in_the_record_only_where_they_are_logged(recorded, smollm2_reference):

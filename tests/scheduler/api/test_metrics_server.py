@@ -8,6 +8,7 @@ import http.client
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from prometheus_client.core import GaugeMetricFamily
@@ -33,8 +34,10 @@ class Broken(Collector):
 
 
 @contextlib.contextmanager
-def serving(collector: Collector, seconds: float = 5.0) -> Iterator[MetricsServer]:
-    server = MetricsServer("127.0.0.1:0", seconds=seconds)
+def serving(
+    collector: Collector, seconds: float = 5.0, pace: float = 0.001
+) -> Iterator[MetricsServer]:
+    server = MetricsServer("127.0.0.1:0", seconds=seconds, pace=pace)
     server.start(collector)
     yield server
     server.close()
@@ -110,7 +113,7 @@ def test_more_connections_than_the_limit_are_closed_and_later_ones_served():
     with serving(OneGauge()) as server:
         scrapers = [connected(server) for _ in range(MOST_CONNECTIONS)]
         deadline = time.monotonic() + 5
-        while server._connections < MOST_CONNECTIONS and time.monotonic() < deadline:
+        while len(server._connections) < MOST_CONNECTIONS and time.monotonic() < deadline:
             time.sleep(0.005)
         with connected(server) as another:
             assert another.recv(100) == b""
@@ -119,6 +122,16 @@ def test_more_connections_than_the_limit_are_closed_and_later_ones_served():
         while server._connections and time.monotonic() < deadline:
             time.sleep(0.005)
         assert get(server)[0] == 200
+
+
+def test_a_flood_of_scrapes_is_answered_one_at_a_time_at_its_pace():
+    with serving(OneGauge(), pace=0.1) as server:
+        start = time.monotonic()
+        with ThreadPoolExecutor(8) as scrapers:
+            assert {status for status, _, _ in scrapers.map(lambda _: get(server), range(8))} == {
+                200
+            }
+        assert time.monotonic() - start >= 0.7
 
 
 def test_a_collector_that_raises_costs_its_scrape_only(caplog):
