@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
 
+from nanoserve.environment import EnvironmentParser
 from scheduler.log_format import FORMATS, start_logging
 from scheduler.start_error import StartError
 
 
-def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
+def parser() -> EnvironmentParser:
+    result = EnvironmentParser(
         prog="python -m scheduler",
         description="Schedules requests on a nanoserve worker and serves clients. SIGTERM or "
-        "SIGINT drains: running calls finish, new ones are refused. A second signal stops at once.",
+        "SIGINT drains: running calls finish, new ones are refused. A second signal stops at once. "
+        "Every flag may be given as NANOSERVE_<FLAG> in the environment.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     _add_model_flags(result.add_argument_group("model"))
@@ -24,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
     _add_engine_flags(result.add_argument_group("towards the worker"))
     _add_policy_flags(result.add_argument_group("who runs when"))
     _add_watching_flags(result.add_argument_group("metrics and logs"))
+    result.add_print_config()
     return result
 
 
@@ -208,7 +212,8 @@ def _add_policy_flags(group: argparse._ArgumentGroup) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 after a drain, 1 if it cannot start, 2 for wrong flags."""
     _end_on_signals()
-    flags = parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    flags = parser().parse_with(given, os.environ)
     if flags.model is None and not flags.no_tokenizer:
         parser().error("give --model DIR, or --no-tokenizer to serve token ids only")
     static = {flags.static_batch, flags.static_wait, flags.static_return}
@@ -217,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     number = flags.front_end[1] if flags.front_end else None
     start_logging(flags.log_level, flags.log_format, number)
     try:
-        return _run(flags, sys.argv[1:] if arguments is None else arguments)
+        return _run(flags, given)
     except StartError as error:
         logging.getLogger("scheduler").error("cannot start: %s", error)
         return 1

@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from nanoserve.environment import EnvironmentParser
 from worker.stop_signals import StopSignals
 
 _Add = Callable[..., None]
 
 
-def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
+def parser() -> EnvironmentParser:
+    result = EnvironmentParser(
         prog="python -m worker",
-        description="Holds the model and its K/V pool and runs the steps of one scheduler.",
+        description="Holds the model and its K/V pool and runs the steps of one scheduler. Every "
+        "flag may be given as NANOSERVE_<FLAG> in the environment.",
     )
     _add_process(_adder(result))
     _add_model(_adder(result.add_argument_group("model and pool")))
     _add_limits(_adder(result.add_argument_group("limits, which the scheduler learns")))
     _add_simulation(_adder(result.add_argument_group("simulated worker (no torch, no weights)")))
+    result.add_print_config()
     return result
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The flags, of the command line unless `arguments` are given."""
     flags = parser()
-    options = flags.parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    options = flags.parse_with(given, os.environ)
     if not options.simulate and options.model is None:
         flags.error("--model DIR is needed, or --simulate")
     return options

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,15 +38,19 @@ class Child:
     the servers in the right order.
     """
 
-    def __init__(self, name: str, command: Sequence[str], echo: bool) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], echo: bool, without: Collection[str] = ()
+    ) -> None:
+        """`without`: names of variables that it shall not see."""
         self.name = name
+        self._without = without
         self._command = command
         self._echo = echo
         self._lines: deque[str] = deque(maxlen=_TAIL_LINES)
         self._process = subprocess.Popen(
             tied(command),
             cwd=ROOT,
-            env=environment(),
+            env={name: text for name, text in environment().items() if name not in without},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -59,7 +63,7 @@ class Child:
 
     def again(self) -> Child:
         """Another one like it."""
-        return Child(self.name, self._command, self._echo)
+        return Child(self.name, self._command, self._echo, self._without)
 
     @property
     def pid(self) -> int:

@@ -21,6 +21,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from deploy.local.child import Child
 from deploy.local.restarts import Restarts
 from deploy.local.stop_signals import StopSignals
+from nanoserve.environment import known_variables
+from scheduler.__main__ import parser as scheduler_parser
+from worker.__main__ import parser as worker_parser
 
 _WORKER_PATIENCE = 10.0  # seconds; the worker has nothing to drain once the scheduler is gone
 _POLL = 0.05  # seconds
@@ -164,7 +167,8 @@ class Servers:
 
     def _start(self, name: str, *flags: str) -> None:
         command = [sys.executable, "-m", name, *flags]
-        self._children.append(Child(name, command, echo=self._settings.echo))
+        echo = self._settings.echo
+        self._children.append(Child(name, command, echo, without=_settings_of_the_other(name)))
 
     def _restart_worker(self, restarts: Restarts, worker: Child, status: int) -> None:
         now = time.monotonic()
@@ -195,6 +199,16 @@ def _answers(address: str) -> bool:
         socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
         return True
     return False
+
+
+def _settings_of_the_other(name: str) -> frozenset[str]:
+    """The variables of the one server that the other does not know, and would refuse."""
+    known = {
+        "scheduler": known_variables(scheduler_parser()),
+        "worker": known_variables(worker_parser()),
+    }
+    mine = known.pop(name)
+    return frozenset().union(*known.values()) - mine
 
 
 def _ending(status: int) -> str:
