@@ -36,6 +36,6 @@ def _void_reason(lag: Distribution) -> str | None:
     if lag.p99 > LIMIT_SECONDS:
         return (
             f"the load tool lagged: p99 {1000 * lag.p99:,.1f} ms, limit {1000 * LIMIT_SECONDS:g} "
-            "ms; use more processes or another machine"
+            "ms; try --realtime, more processes or another machine"
         )
     return None
