@@ -1,30 +1,18 @@
-"""Puts a scheduler together from its flags: engine, link and front end."""
+"""Puts a scheduler together from its flags: engine, link and front end in one process."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import gc
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-from scheduler.api.address import AddressError, check_address
-from scheduler.api.metrics import SchedulerCollector
-from scheduler.api.metrics_server import MetricsServer
-from scheduler.api.model_folder import ModelFolder, ModelFolderError
-from scheduler.api.server import ServerConfig, serve
-from scheduler.api.service import ServedModel
-from scheduler.api.tokenizer import Tokenizer
-from scheduler.core.config import EngineConfig
-from scheduler.core.continuous_batching import ContinuousBatching
-from scheduler.core.engine import Engine
-from scheduler.core.front_end import FrontEnd
-from scheduler.core.policy import Policy
-from scheduler.core.static_batching import StaticBatching
+from scheduler.api.model_folder import ModelFolder
+from scheduler.api.server import serve
 from scheduler.core.worker_link import WorkerLink
-from scheduler.link.link import GrpcWorkerLink
-from scheduler.start_error import StartError
+from scheduler.engine_parts import engine_maker
+from scheduler.front_end_parts import served_model, server_config
+from scheduler.start_error import start_errors
 
 
 def run(
@@ -38,98 +26,10 @@ def run(
     """
     with start_errors():
         config = server_config(flags, flags.listen)
-        folder = model_folder(flags)
+        folder = ModelFolder.read(flags.model) if flags.model else None
         make_engine = engine_maker(flags, folder, make_link)
         model = served_model(flags, folder)
         # What is loaded by now stays. A collection that walks it stops the engine for tens
         # of milliseconds.
         gc.freeze()
         asyncio.run(serve(config, model, make_engine))
-
-
-@contextmanager
-def start_errors() -> Iterator[None]:
-    """What is wrong with the flags' values and what they name, as StartError."""
-    try:
-        yield
-    except (AddressError, ModelFolderError, ValueError) as error:
-        raise StartError(str(error)) from error
-
-
-def server_config(flags: argparse.Namespace, listen: str, share_port: bool = False) -> ServerConfig:
-    return ServerConfig(
-        listen=listen,
-        insecure=flags.insecure,
-        drain_timeout=flags.drain_timeout,
-        max_request_seconds=flags.max_request_seconds,
-        max_queue=flags.max_queue,
-        max_queue_wait=flags.max_queue_wait,
-        max_streams=flags.max_streams_per_connection,
-        log_text=flags.log_text,
-        share_port=share_port,
-    )
-
-
-def model_folder(flags: argparse.Namespace) -> ModelFolder | None:
-    return ModelFolder.read(flags.model) if flags.model else None
-
-
-def engine_maker(
-    flags: argparse.Namespace,
-    folder: ModelFolder | None,
-    make_link: Callable[[argparse.Namespace, str | None], WorkerLink] | None = None,
-) -> Callable[[FrontEnd], Engine]:
-    """Checks all that the engine needs at once, and makes it later. `make_link`: see `run`."""
-    config = EngineConfig(
-        pipeline_depth=flags.pipeline_depth,
-        max_step_tokens=flags.max_step_tokens,
-        max_queue=flags.max_queue,
-        max_queue_tokens=flags.max_queue_tokens,
-        max_queue_wait=flags.max_queue_wait,
-        audit=flags.audit,
-        step_timeout=flags.step_timeout,
-        recovery_timeout=flags.recovery_timeout,
-    )
-    policy = _policy(flags)
-    link = (make_link or _grpc_link)(flags, folder.fingerprint if folder else None)
-    metrics = _metrics_server(flags)
-
-    def make(front_end: FrontEnd) -> Engine:
-        engine = Engine(config, link, front_end, policy, on_fatal=_exit)
-        if metrics is not None:
-            metrics.start(SchedulerCollector(engine))
-        return engine
-
-    return make
-
-
-def served_model(flags: argparse.Namespace, folder: ModelFolder | None) -> ServedModel:
-    if folder is None:
-        return ServedModel(name="", tokenizer=None, end_ids=frozenset())
-    tokenizer = None if flags.no_tokenizer else Tokenizer(folder)
-    return ServedModel(folder.name, tokenizer, folder.end_ids)
-
-
-def _metrics_server(flags: argparse.Namespace) -> MetricsServer | None:
-    """Bound, so that a port in use stops the start. It serves until the process ends."""
-    if flags.metrics_listen in ("off", ""):
-        return None
-    return MetricsServer(flags.metrics_listen, flags.insecure)
-
-
-def _policy(flags: argparse.Namespace) -> Policy:
-    if flags.policy == "continuous":
-        return ContinuousBatching()
-    wait, return_together = flags.static_wait or 0.0, flags.static_return == "batch"
-    return StaticBatching(flags.static_batch, wait, return_together)
-
-
-def _grpc_link(flags: argparse.Namespace, fingerprint: str | None) -> WorkerLink:
-    check_address("--worker", flags.worker, flags.insecure)
-    return GrpcWorkerLink(flags.worker, fingerprint=fingerprint)
-
-
-def _exit(_: Exception) -> None:
-    """A scheduler without its engine serves nobody: whoever started it must know. The
-    engine has logged the error."""
-    os._exit(1)

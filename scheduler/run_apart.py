@@ -10,9 +10,10 @@ import socket
 from collections.abc import Callable, Sequence
 
 from scheduler.api.address import AddressError, check_address, clear_unix_path
+from scheduler.api.model_folder import ModelFolder
 from scheduler.fronts.front_end_process import FrontEndProcess
 from scheduler.fronts.shared_port import SharedPort
-from scheduler.start_error import StartError
+from scheduler.start_error import StartError, start_errors
 
 MOST_FRONT_ENDS = 64
 
@@ -20,10 +21,8 @@ MOST_FRONT_ENDS = 64
 def run_apart(flags: argparse.Namespace, arguments: Sequence[str]) -> None:
     """Serves until a signal, with the engine here and `flags.frontends` front ends.
     `arguments` are those that the flags were parsed from. Raises StartError."""
-    try:
+    with start_errors():
         address, port = _own_address(flags)
-    except AddressError as error:
-        raise StartError(str(error)) from error
     numbers = itertools.count(1)
 
     def start_another() -> FrontEndProcess:
@@ -62,13 +61,12 @@ def _serve(
     start_another: Callable[[], FrontEndProcess],
 ) -> None:
     # Here, so that the front ends load at the same time as we do.
+    from scheduler.engine_parts import engine_maker
     from scheduler.fronts.parent import serve_apart
     from scheduler.fronts.supervisor import FrontEndError
-    from scheduler.run import engine_maker, model_folder, server_config, start_errors
 
     with start_errors():
-        server_config(flags, flags.listen)  # checked here too: to be told once
-        make_engine = engine_maker(flags, model_folder(flags))
+        make_engine = engine_maker(flags, _model_folder(flags))
         gc.freeze()
         try:
             asyncio.run(serve_apart(make_engine, first, start_another, flags.drain_timeout))
@@ -79,14 +77,18 @@ def _serve(
 def run_front_end(flags: argparse.Namespace) -> int:
     """Runs the one front end that `flags.front_end` tells of, the file descriptor of its socket
     and its number, for its parent. Returns the exit status. Raises StartError."""
+    from scheduler.front_end_parts import served_model, server_config
     from scheduler.fronts.child import obey_parent_only, serve_front_end
-    from scheduler.run import model_folder, served_model, server_config, start_errors
 
     obey_parent_only()
     descriptor, _ = flags.front_end
     sock = socket.socket(fileno=descriptor)
     with start_errors():
         config = server_config(flags, flags.listen, share_port=True)
-        model = served_model(flags, model_folder(flags))
+        model = served_model(flags, _model_folder(flags))
         gc.freeze()
         return 0 if asyncio.run(serve_front_end(config, model, sock)) else 1
+
+
+def _model_folder(flags: argparse.Namespace) -> ModelFolder | None:
+    return ModelFolder.read(flags.model) if flags.model else None

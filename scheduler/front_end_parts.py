@@ -1,0 +1,31 @@
+"""Makes what a front end needs from the flags."""
+
+from __future__ import annotations
+
+import argparse
+
+from scheduler.api.model_folder import ModelFolder
+from scheduler.api.server import ServerConfig
+from scheduler.api.service import ServedModel
+from scheduler.api.tokenizer import Tokenizer
+
+
+def server_config(flags: argparse.Namespace, listen: str, share_port: bool = False) -> ServerConfig:
+    return ServerConfig(
+        listen=listen,
+        insecure=flags.insecure,
+        drain_timeout=flags.drain_timeout,
+        max_request_seconds=flags.max_request_seconds,
+        max_queue=flags.max_queue,
+        max_queue_wait=flags.max_queue_wait,
+        max_streams=flags.max_streams_per_connection,
+        log_text=flags.log_text,
+        share_port=share_port,
+    )
+
+
+def served_model(flags: argparse.Namespace, folder: ModelFolder | None) -> ServedModel:
+    if folder is None:
+        return ServedModel(name="", tokenizer=None, end_ids=frozenset())
+    tokenizer = None if flags.no_tokenizer else Tokenizer(folder)
+    return ServedModel(folder.name, tokenizer, folder.end_ids)
