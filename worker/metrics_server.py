@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 # Connections at a time, each with a thread; one more is closed at once.
 _MOST_CLIENTS = 8
 _CLIENT_SECONDS = 5.0
+# From one connection to the next: answers take no more than a small share of the interpreter's
+# time, one taking some 2 ms, however many are asked for.
+_PACE_SECONDS = 0.05
 # How soon a client that is out of time, or `stop`, is noticed.
 _POLL_SECONDS = 0.1
 
@@ -30,13 +33,19 @@ _POLL_SECONDS = 0.1
 class MetricsServer:
     """Bound when made; serves from `start` on, the session from `show` on, and what the kernel
     counts of the process at any time. A collector that raises costs its scrape only: an answer
-    of 500 and a line in the log. A client may take `seconds` for all of its request."""
+    of 500 and a line in the log. A client may take `seconds` for all of its request, and comes
+    `pace` seconds after another at the earliest."""
 
-    def __init__(self, address: ListenAddress, seconds: float = _CLIENT_SECONDS) -> None:
+    def __init__(
+        self,
+        address: ListenAddress,
+        seconds: float = _CLIENT_SECONDS,
+        pace: float = _PACE_SECONDS,
+    ) -> None:
         """Raises OSError or UnicodeError if the address cannot be bound."""
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        self._server = _HTTPServer(address, self._registry, seconds)
+        self._server = _HTTPServer(address, self._registry, seconds, pace)
         self._address = address
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_SECONDS,), name="metrics", daemon=True
@@ -64,10 +73,12 @@ class _HTTPServer(ThreadingHTTPServer):
     block_on_close = False
     allow_reuse_port = False  # two workers on one port would share its scrapes
 
-    def __init__(self, address: ListenAddress, registry: CollectorRegistry, seconds: float) -> None:
+    def __init__(
+        self, address: ListenAddress, registry: CollectorRegistry, seconds: float, pace: float
+    ) -> None:
         self.registry = registry
         self.address_family = address.family
-        self._seconds = seconds
+        self._seconds, self._pace = seconds, pace
         # When each open connection is cut off. Only the accepting thread adds to it.
         self._deadlines: dict[socket.socket, float] = {}
         super().__init__((address.host, address.port), _Handler)
@@ -84,6 +95,10 @@ class _HTTPServer(ThreadingHTTPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        self._admit(request, client_address)
+        time.sleep(self._pace)
+
+    def _admit(self, request: Any, client_address: Any) -> None:
         if len(self._deadlines) == _MOST_CLIENTS:
             self.shutdown_request(request)
             return

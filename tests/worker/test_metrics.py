@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -235,6 +236,13 @@ def test_a_scraper_that_takes_too_long_is_cut_off_though_it_goes_on_sending() ->
                 with contextlib.suppress(TimeoutError):
                     scraper.recv(1)
         assert get(server)[0] == 200
+
+
+def test_scrapers_without_end_are_answered_at_a_pace() -> None:
+    with metrics_server(pace=0.1) as server:
+        start = time.monotonic()
+        assert [get(server)[0] for _ in range(4)] == [200] * 4
+        assert time.monotonic() - start > 0.3
 
 
 class HeldExecutor(SimulatedExecutor):
