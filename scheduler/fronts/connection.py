@@ -45,21 +45,22 @@ class Connection:
         # Held over each change of what waits and each send, so that frames stay whole.
         self._lock = threading.Lock()
         self._waiting = bytearray()
+        self._stalled = False  # and will end
         self._ended = False
         self._loop.add_reader(sock, self._receive)
 
     def send(self, frames: bytes) -> None:
         """Whole frames, one or several. After the end they are dropped."""
         with self._lock:
-            if self._ended:
+            if self._ended or self._stalled:
                 return
             sent = 0 if self._waiting else self._try_to_send(frames)
             if sent == len(frames):
                 return
             first = not self._waiting
             self._waiting += memoryview(frames)[sent:]
-            stalled = len(self._waiting) > self._most_waiting
-        if stalled:
+            self._stalled = len(self._waiting) > self._most_waiting
+        if self._stalled:
             self._call_soon(lambda: self.end("it does not read what it is sent"))
         elif first:
             self._call_soon(self._watch)

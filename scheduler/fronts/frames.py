@@ -32,13 +32,17 @@ class FrameReader:
         of no use."""
         buffer, start = self._buffer, 0
         buffer += data
-        while len(buffer) - start >= _HEADER.size:
-            length, kind = _HEADER.unpack_from(buffer, start)
-            if length > LONGEST_BODY:
-                raise MessageError(f"a frame of {length} bytes, and {LONGEST_BODY} is the limit")
-            body = start + _HEADER.size
-            if len(buffer) < body + length:
-                break
-            start = body + length
-            yield read(kind, bytes(buffer[body:start]))
-        del buffer[:start]
+        try:
+            while len(buffer) - start >= _HEADER.size:
+                length, kind = _HEADER.unpack_from(buffer, start)
+                if length > LONGEST_BODY:
+                    raise MessageError(
+                        f"a frame of {length} bytes, and {LONGEST_BODY} is the limit"
+                    )
+                body = start + _HEADER.size
+                if len(buffer) < body + length:
+                    break
+                start = body + length
+                yield read(kind, bytes(buffer[body:start]))
+        finally:
+            del buffer[:start]  # also if the messages' taker fails: none comes twice

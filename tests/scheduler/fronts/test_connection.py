@@ -80,6 +80,7 @@ async def test_a_peer_with_too_much_waiting_is_given_up_once(pair) -> None:
     end = End(ours, most_waiting=1_000_000)
     for value in range(100):
         end.connection.send(batch(value, 2000))
+    assert len(end.connection._waiting) < 1_000_000 + len(batch(0, 2000))
     await end.until(lambda: bool(end.ends))
     end.connection.send(frame(Alive()))
     end.connection.end("again")

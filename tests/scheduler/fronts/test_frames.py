@@ -47,6 +47,15 @@ def test_a_message_is_out_as_soon_as_its_last_byte_is_in() -> None:
     assert list(reader.feed(frame(Alive()))) == [Alive()]
 
 
+def test_no_message_comes_twice_if_its_taker_fails() -> None:
+    reader = FrameReader()
+    first, second = Abort(1, FailureKind.CANCELLED), Abort(2, FailureKind.CANCELLED)
+    taken = reader.feed(frame(first) + frame(second))
+    assert next(taken) == first
+    taken.close()
+    assert list(reader.feed(b"")) == [second]
+
+
 def test_columns_cross_at_twelve_bytes_a_token() -> None:
     count = 10_000
     columns = np.arange(count, dtype=np.int64), np.arange(count, dtype=np.int32)
