@@ -165,7 +165,7 @@ class CallTotals:
     outcomes: dict[str, int] = field(default_factory=dict)
     # Of the outcomes, the calls that were never taken, by FailureKind's value.
     refusals: dict[str, int] = field(default_factory=dict)
-    prompt_tokens: int = 0  # of calls that made a token
+    prompt_tokens: int = 0  # of calls that got a token
     output_tokens: int = 0  # passed on to clients
 
 

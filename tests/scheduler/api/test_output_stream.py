@@ -58,6 +58,17 @@ async def test_a_failure_after_a_matched_stop_string_does_not_undo_it(
     assert 0 <= usage.first_token_seconds <= usage.total_seconds <= time.monotonic() - arrival
 
 
+async def test_what_a_late_failure_tells_of_the_queue_is_in_the_usage(smollm2, smollm2_reference):
+    stream = stream_of(smollm2, ["two"], time.monotonic() - 1.0)
+    for token_id in smollm2_reference.encode("one two").ids:
+        stream.push(token_id)
+    told = RequestUsage(3, 9, 0.25, 0.5, 7.0, preemptions=2, recomputed_tokens=5)
+    stream.end(Failure(1, FailureKind.UNAVAILABLE, "too late", usage=told))
+    usage = (await stream.next()).usage
+    assert (usage.queue_seconds, usage.preemptions, usage.output_tokens) == (0.25, 2, 2)
+    assert 1.0 <= usage.total_seconds < 7.0
+
+
 @pytest.mark.parametrize("kind", LATE_FAILURES)
 async def test_a_failure_before_a_stop_string_is_complete_ends_the_call(
     smollm2, smollm2_reference, kind
