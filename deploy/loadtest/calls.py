@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from deploy.loadtest.timeline import NOT_SENT, UNFINISHED
 _CANCEL_AT_ONCE = 0.005  # seconds
 # The server is to end what is late; the tool does so only if that fails.
 _GRACE = 5.0  # seconds
+_WATCH_SECONDS = 1.0
 OVER = "the run was over"
 
 
@@ -37,21 +39,29 @@ class Calls:
         """`on_end` is called when the record has ended, never before this returns."""
 
         def ended(_record: Record) -> None:
-            timer.cancel()
             self._running.pop(record, None)
             self.ended += 1
             self.failed += record.status != "OK" and not record.cancelled
             self.tokens += record.tokens
             on_end(record)
 
-        loop = asyncio.get_running_loop()
-        if record.request.cancel_after == 0:
-            timer = loop.call_later(_CANCEL_AT_ONCE, self._cancel, record)
-        else:
-            timer = loop.call_later(self._timeout + _GRACE, self._end_late, record)
         record.on_end = ended
         self.sent += 1
         self._running[record] = self._target.begin(payload, record)
+        if record.request.cancel_after == 0:
+            asyncio.get_running_loop().call_later(_CANCEL_AT_ONCE, self._cancel, record)
+
+    async def watch(self) -> None:
+        """Ends what the server ought to have ended, for ever. One look at all now and then
+        costs less than a timer for each."""
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            late = time.monotonic() - self._timeout - _GRACE
+            for record in [record for record in self._running if record.planned < late]:
+                exchange = self._running.pop(record)
+                reason = f"the server has not ended it after {self._timeout:g} s"
+                record.end("DEADLINE_EXCEEDED", reason)
+                exchange.cancel()
 
     def give_up(self) -> None:
         """Ends all that run, with the run."""
@@ -61,15 +71,11 @@ class Calls:
             exchange.cancel()
 
     def _cancel(self, record: Record) -> None:
-        exchange = self._running.pop(record)
+        exchange = self._running.pop(record, None)
+        if exchange is None:
+            return  # it has ended by itself
         if record.sent is None:
-            record.end("CANCELLED", "before it was on its way", cancelled=True)
+            record.end(NOT_SENT, "cancelled, as planned, before it was on its way")
         else:
             record.end("CANCELLED", cancelled=True)
-        exchange.cancel()
-
-    def _end_late(self, record: Record) -> None:
-        exchange = self._running.pop(record)
-        late = f"the server has not ended it after {self._timeout:g} s"
-        record.end("DEADLINE_EXCEEDED", late)
         exchange.cancel()

@@ -70,7 +70,8 @@ class Generator:
 
     async def run(self, order: Order, start: Start) -> list[Timeline]:
         """Returns when every request has ended or was given up."""
-        stocking = asyncio.create_task(self._stock.keep_filled())
+        chores = [self._stock.keep_filled(), self._calls.watch()]
+        tasks = [asyncio.create_task(chore) for chore in chores]
         if isinstance(order, Scheduled):
             await self._pace((start.at + order.times).tolist(), self._begin)
             give_up = time.monotonic() + self._plan.drain
@@ -80,7 +81,8 @@ class Generator:
             give_up = until + self._plan.drain
         while self._open_ends and not self.is_stopped and time.monotonic() < give_up:
             await asyncio.sleep(0.01)
-        stocking.cancel()
+        for task in tasks:
+            task.cancel()
         was_stopped = self.is_stopped
         self.stop()
         self.is_stopped = was_stopped

@@ -41,7 +41,7 @@ class _Stream:
 
     def __init__(self, exchange: Exchange, body: bytes, window: int) -> None:
         self.exchange = exchange
-        self.unsent = memoryview(body)
+        self.unsent = body
         self.window = window  # bytes that the peer lets us send
 
 
@@ -254,17 +254,17 @@ class Connection(asyncio.BufferedProtocol):
     def _send_body(self, stream_id: int, stream: _Stream) -> None:
         """As much as the windows allow; the rest waits for more."""
         while True:
-            count = min(len(stream.unsent), self._frame_size, stream.window, self._send_window)
-            if count <= 0 and len(stream.unsent):
+            room = max(0, min(self._frame_size, stream.window, self._send_window))
+            part, stream.unsent = stream.unsent[:room], stream.unsent[room:]
+            stream.window -= len(part)
+            self._send_window -= len(part)
+            if not stream.unsent:
+                self._write(frames.frame(frames.DATA, frames.END_STREAM, stream_id, part))
+                return
+            if not part:
                 self._blocked[stream_id] = stream
                 return
-            part, stream.unsent = bytes(stream.unsent[:count]), stream.unsent[count:]
-            stream.window -= count
-            self._send_window -= count
-            flags = 0 if len(stream.unsent) else frames.END_STREAM
-            self._write(frames.frame(frames.DATA, flags, stream_id, part))
-            if flags:
-                return
+            self._write(frames.frame(frames.DATA, 0, stream_id, part))
 
     def _go_on(self) -> None:
         """After a window grew."""
