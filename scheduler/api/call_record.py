@@ -46,6 +46,7 @@ class Call:
         self.arrival = arrival
         self.trace = trace
         self.deadline: float | None = None
+        self.deadline_is_the_clients = False  # not the server's maximum
         self.stream: OutputStream | None = None  # once submitted
         self.prompt_tokens = 0
         self.output_tokens = 0
@@ -81,11 +82,12 @@ class Call:
         return None if self.end is None else self.end.usage
 
     def departure(self, now: float) -> CallError:
-        """How a call ended that its client ended. One that gives up at its deadline cancels,
-        and that is known here before the deadline passes here: it began with the call's
-        arrival, and gRPC sends it rounded up by as much as 1 %."""
+        """How a call ended that its client ended, or its deadline. A client that gives up at
+        its deadline cancels, and that is known here before the deadline passes here: it began
+        with the call's arrival, and gRPC sends it rounded up by as much as 1 %."""
         if self.deadline is not None:
-            slack = 0.02 + 0.01 * (self.deadline - self.arrival)
+            share = 0.01 * (self.deadline - self.arrival)
+            slack = 0.02 + share if self.deadline_is_the_clients else 0.0
             if now >= self.deadline - slack:
                 return CallError(FailureKind.DEADLINE, "the call's deadline passed")
         return CallError(FailureKind.CANCELLED, "the client cancelled or went away")

@@ -199,6 +199,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
         if seconds <= 0:
             raise expired
         call.deadline = call.arrival + seconds
+        call.deadline_is_the_clients = remaining is not None
         try:
             async with asyncio.timeout_at(call.deadline):
                 await self._generate(request, context, call)

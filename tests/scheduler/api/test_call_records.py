@@ -153,6 +153,22 @@ async def test_a_disconnected_client_has_cancelled(recorded):
     assert engine.calls.outcomes == {"cancelled": 1}
 
 
+@pytest.mark.parametrize(
+    ("clients", "left", "kind"),
+    [
+        (True, 0.5, FailureKind.DEADLINE),
+        (True, -1.0, FailureKind.DEADLINE),
+        (True, 5.0, FailureKind.CANCELLED),
+        (False, 0.5, FailureKind.CANCELLED),
+        (False, 0.0, FailureKind.DEADLINE),
+    ],
+)
+def test_a_client_that_leaves_close_to_its_own_deadline_left_for_it(clients, left, kind):
+    call = Call("r", 1000.0, NoSpans().begin(None))
+    call.deadline, call.deadline_is_the_clients = 1100.0, clients
+    assert call.departure(1100.0 - left).kind is kind
+
+
 @pytest.mark.parametrize("timeout", [0.2, 0.5])
 async def test_a_clients_deadline_counts_as_one_whoever_notices_it_first(recorded, timeout):
     """The client cancels when its deadline passes, which may come before it passes here."""
