@@ -260,7 +260,9 @@ def test_sigterm_during_the_load_ends_it_with_0(tmp_path: Path) -> None:
 
 def test_every_flag_has_help_with_its_default() -> None:
     text = " ".join(parser().format_help().split())
-    for action in parser()._actions[1:]:  # after --help
+    for action in parser()._actions:
+        if action.dest in ("help", "print_config"):  # they are no settings
+            continue
         assert "(default: " in (action.help or ""), action.option_strings
         takes_value = action.nargs != 0
         assert not takes_value or action.metavar or action.choices, action.option_strings
