@@ -1,22 +1,18 @@
-"""The flags of `run`, and the plan that they make."""
+"""The flags of `run`."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from deploy.loadtest.arrivals import Arrivals, Burst, Closed, Open, Ramp, Replay
 from deploy.loadtest.fleet import MOST_PROCESSES
-from deploy.loadtest.goodput import Limits
-from deploy.loadtest.lengths import parse_lengths
-from deploy.loadtest.plan import ENDPOINTS, Content, LoadPlan, Mixed512, Nanoserve, OpenAI
+from deploy.loadtest.plan import ENDPOINTS
 from nanoserve.channel import DEFAULT_ADDRESS
 
-_SECONDS = 30.0
+DEFAULT_SECONDS = 30.0
 _Add = Callable[..., None]
 
 
@@ -66,7 +62,7 @@ def _add_bounds(add: _Add) -> None:
         float,
         "SECONDS",
         "end of the arrivals; of a ramp, no stage ends later",
-        shown=f"{_SECONDS:g} for --rate and --concurrency without --requests",
+        shown=f"{DEFAULT_SECONDS:g} for --rate and --concurrency without --requests",
     )
     add(
         "--drain",
@@ -188,78 +184,3 @@ def _adder(group: Any) -> _Add:
         group.add_argument(name, type=kind, metavar=metavar, default=default, help=text, **more)
 
     return add
-
-
-def plan_from(args: argparse.Namespace) -> LoadPlan:
-    """Raises ValueError, naming the flag."""
-    requests, seconds = args.requests, args.seconds
-    if args.burst and args.workload and requests is None:
-        requests = 512
-    if requests is None and seconds is None and (args.rate or args.concurrency):
-        seconds = _SECONDS
-    return LoadPlan(
-        target=_target(args),
-        arrivals=_arrivals(args),
-        content=_content(args),
-        requests=requests,
-        seconds=seconds,
-        seed=args.seed,
-        warm_up_requests=args.warm_up_requests,
-        warm_up_seconds=args.warm_up_seconds,
-        cancel_share=args.cancel,
-        slow_share=args.slow_readers,
-        slow_gap=args.slow_gap,
-        temperature=args.temperature,
-        ignore_eos=not args.stop_at_eos,
-        think=args.think,
-        request_timeout=args.request_timeout,
-        drain=args.drain,
-        processes=args.processes,
-        realtime=args.realtime,
-        sample_interval=args.sample_interval,
-        vocab_size=args.vocab_size,
-        goodput=Limits.parse(args.goodput) if args.goodput else None,
-    )
-
-
-def _target(args: argparse.Namespace) -> Nanoserve | OpenAI:
-    if not args.target.startswith(("http://", "https://")):
-        return Nanoserve(args.target)
-    try:
-        body = json.loads(args.body)
-    except ValueError as error:
-        raise ValueError(f"--body is {args.body!r}: {error}") from None
-    if not isinstance(body, dict):
-        raise ValueError(f"--body is {args.body!r}, must be a JSON object")
-    return OpenAI(args.target, args.endpoint, args.model, body)
-
-
-def _arrivals(args: argparse.Namespace) -> Arrivals:
-    if args.rate is not None:
-        return Open(args.rate, args.cv)
-    if args.concurrency is not None:
-        return Closed(args.concurrency)
-    if args.ramp is not None:
-        return Ramp(args.ramp, args.ramp_factor, args.stage_seconds, args.cv, args.bisections)
-    return Burst() if args.burst else Replay(args.speed)
-
-
-def _content(args: argparse.Namespace) -> Content | Mixed512:
-    if args.workload:
-        return Mixed512()
-    return Content(
-        prompt=_lengths("--prompt-len", args.prompt_len),
-        output=_lengths("--output-len", args.output_len),
-        text=args.text,
-        trace=args.trace,
-        prefix=args.shared_prefix,
-        prefixes=args.prefixes,
-        turns=args.turns,
-    )
-
-
-def _lengths(flag: str, text: str) -> Any:
-    try:
-        return parse_lengths(text)
-    except ValueError as error:
-        raise ValueError(f"{flag} {error}") from None

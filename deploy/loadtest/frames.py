@@ -9,15 +9,26 @@ from functools import lru_cache
 
 from hpack import Decoder, HPACKError
 
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
-    *(0, 1, 3, 4, 6, 7),
-    *(8, 9),
-)
-END_STREAM, ACK, END_HEADERS, PADDED, HAS_PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
-HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = (
-    *(1, 2, 3),
-    *(4, 5),
-)
+# Kinds of frames.
+DATA = 0
+HEADERS = 1
+RST_STREAM = 3
+SETTINGS = 4
+PING = 6
+GOAWAY = 7
+WINDOW_UPDATE = 8
+CONTINUATION = 9
+# Flags; END_STREAM of data and headers, ACK of settings and pings.
+END_STREAM = ACK = 0x1
+END_HEADERS = 0x4
+PADDED = 0x8
+HAS_PRIORITY = 0x20
+# Names of settings.
+HEADER_TABLE_SIZE = 1
+ENABLE_PUSH = 2
+MAX_CONCURRENT_STREAMS = 3
+INITIAL_WINDOW_SIZE = 4
+MAX_FRAME_SIZE = 5
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER_LEN = 9
 DEFAULT_WINDOW = 65_535
@@ -53,7 +64,7 @@ def window_update(stream: int, credit: int) -> bytes:
 
 
 def without_padding(payload: bytes, flags: int) -> bytes:
-    """What a HEADERS or DATA frame carries beside padding and priority."""
+    """What a HEADERS or DATA frame carries beside its padding."""
     if flags & PADDED:
         payload = payload[1 : len(payload) - payload[0]]
     return payload

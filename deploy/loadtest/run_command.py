@@ -7,7 +7,7 @@ import sys
 
 from rich.console import Console
 
-from deploy.loadtest.flags import plan_from
+from deploy.loadtest.flags_to_plan import plan_from
 from deploy.loadtest.fleet import LoadError
 from deploy.loadtest.progress_bar import ProgressBar
 from deploy.loadtest.report import publish

@@ -32,6 +32,15 @@ from tests.protos.scripted_server import ScriptedServer
         (["http://h", "--rate", "1", "--body", "{"], "--body is '{': "),
         (["http://h", "--rate", "1", "--endpoint", "chat"], "endpoint chat takes text"),
         (["--replay"], "a replay needs content with a trace"),
+        (["--rate", "1", "--stage-seconds", "9"], "--stage-seconds goes only with --ramp"),
+        (["--rate", "1", "--speed", "9"], "--speed goes only with --replay"),
+        (["--concurrency", "1", "--cv", "0"], "--cv goes only with --rate and --ramp"),
+        (["--rate", "1", "--think", "1"], "--think goes only with --concurrency and --turns"),
+        (["--rate", "1", "--slow-gap", "1"], "--slow-gap goes only with --slow-readers"),
+        (["--rate", "1", "--prefixes", "2"], "--prefixes goes only with --shared-prefix"),
+        (["h:1", "--rate", "1", "--model", "m"], "--model goes only with an http:// target"),
+        (["--rate", "1", "--trace", "x", "--output-len", "2"], "--output-len goes only without --"),
+        (["--burst", "--workload", "mixed512", "--turns", "2"], "--turns goes only without --work"),
     ],
 )
 def test_wrong_flags_are_named_and_end_with_status_2(
