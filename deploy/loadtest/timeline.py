@@ -120,6 +120,8 @@ class Run:
             if values.pop("format") != _FORMAT:
                 raise ValueError(f"its format is not {_FORMAT!r}")
             values["stages"] = tuple(Stage(**stage) for stage in values["stages"])
+            if not values["stages"]:
+                raise ValueError("it has no stage")
             values["samples"] = tuple(ServerSample(**sample) for sample in values["samples"])
             values["timelines"] = tuple(map(_timeline_from_json, values["timelines"]))
             return cls(**values)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -21,6 +22,7 @@ from deploy.loadtest.plan import Content, LoadPlan, Nanoserve
 from deploy.loadtest.target import Failed
 from deploy.loadtest.workload import Workload
 from nanoserve.v1 import inference_pb2 as pb
+from nanoserve.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from tests.deploy.loadtest.running import VOCAB, at_once, carry_out, until
 from tests.protos.scripted_server import ScriptedServer, fail
 
@@ -329,3 +331,29 @@ async def test_a_server_that_goes_away_ends_its_requests() -> None:
     assert [timeline.status for timeline in timelines][1:] == ["UNAVAILABLE", "UNAVAILABLE"]
     assert timelines[0].status in ("UNAVAILABLE", "CANCELLED")
     assert timelines[2].planned >= timelines[1].ended + 0.099
+
+
+async def test_a_server_that_comes_back_is_used_again() -> None:
+    server = ScriptedServer()
+    server.handler = server.hold
+    again = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
+    add_InferenceServiceServicer_to_server(server, again)
+
+    async def restart(generator: Generator) -> None:
+        await until(lambda: generator._records[0].tokens == 1, "the token came")
+        await asyncio.to_thread(server._server.stop(grace=None).wait)
+        server.handler = count_up
+        assert again.add_insecure_port(server.address)
+        again.start()
+        await until(lambda: generator._records[-1].status == "OK", "one was answered again")
+
+    with server:
+        plan = a_plan(server.address, arrivals=Closed(1), requests=1000)
+        timelines = await carry_out(plan, Looped(0, 1, range(1000), float("inf")), restart)
+    again.stop(grace=None).wait()
+    statuses = [timeline.status for timeline in timelines]
+    assert len(timelines) == 1000
+    assert statuses[0] != "OK"
+    first_ok = statuses.index("OK")
+    assert set(statuses[1:first_ok]) <= {"UNAVAILABLE"}
+    assert set(statuses[first_ok:]) == {"OK"}

@@ -90,6 +90,14 @@ def test_a_file_that_is_no_run_is_refused_by_name(
         Run.load(path)
 
 
+def test_a_run_without_a_stage_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    a_run().save(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"stages": []}))
+    with pytest.raises(ValueError, match="it has no stage"):
+        Run.load(path)
+
+
 def test_a_cut_file_is_refused_by_name(tmp_path: Path) -> None:
     a_run().save(tmp_path / "run.json.gz")
     whole = (tmp_path / "run.json.gz").read_bytes()
