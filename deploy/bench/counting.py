@@ -1,8 +1,9 @@
-"""`python -m deploy.bench.counting`: what the scheduler's metrics and logs cost, part by part.
+"""`python -m deploy.bench.counting`: what metrics and logs cost, part by part.
 
 CPU time of one thread, the least of many repetitions, which a busy machine disturbs little:
-counting a step of so many rows, making the text of a scrape, and the line of a request. Each is
-also told as a share of a second with 1,000 steps, a scrape and 100 requests.
+in the scheduler counting a step of so many rows, making the text of a scrape, and the line of a
+request; in the worker the first two. Each is also told as a share of a second with 1,000 steps, a
+scrape and 100 requests.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.registry import Collector
 
+from nanoserve.v1 import worker_pb2
 from scheduler.api.call_log import fields
 from scheduler.api.call_record import CallRecord
 from scheduler.api.metrics import SchedulerCollector
@@ -25,6 +28,10 @@ from scheduler.core.front_end import CallTotals, EngineStatus, Limits
 from scheduler.core.statistics import Statistics
 from scheduler.core.worker_link import StepAnswer, StepTimes
 from scheduler.log_format import HumanFormatter, JsonFormatter
+from worker.__main__ import parse
+from worker.metrics import WorkerCollector
+from worker.session import Session
+from worker.start import make_executor
 
 STEPS, SCRAPES, REQUESTS = 1000, 1, 100  # a second
 
@@ -38,9 +45,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=64, help="of a step (default: %(default)s)")
     rows = parser.parse_args(arguments).rows
     _tell(f"counting a step of {rows} rows", _least(_count_step(rows), 1000), STEPS)
-    _tell("making the text of a scrape", _least(_make_text(), 5), SCRAPES)
+    _tell(
+        "making the text of a scrape", _least(_text_of(SchedulerCollector(_Source())), 5), SCRAPES
+    )
     for name, formatter in (("human", HumanFormatter()), ("json", JsonFormatter())):
         _tell(f"a request's line, {name}", _least(_make_line(formatter), 200), REQUESTS)
+    session = Session(make_executor(parse(["--simulate"])).geometry, check_slots=False)
+    _tell("worker: counting a step", _least(_count_in_worker(session), 1000), STEPS)
+    text = _least(_text_of(WorkerCollector(session)), 5)
+    _tell("worker: making the text of a scrape", text, SCRAPES)
     return 0
 
 
@@ -66,9 +79,14 @@ def _count_step(rows: int) -> Callable[[], None]:
     return count
 
 
-def _make_text() -> Callable[[], bytes]:
+def _count_in_worker(session: Session) -> Callable[[], None]:
+    times = worker_pb2.StepTimes(queue=1, input=2, device=600_000, sample=50_000, total=9, idle=1)
+    return lambda: session.statistics.durations.answered([times])
+
+
+def _text_of(collector: Collector) -> Callable[[], bytes]:
     registry = CollectorRegistry()
-    registry.register(SchedulerCollector(_Source()))
+    registry.register(collector)
     return lambda: generate_latest(registry)
 
 
