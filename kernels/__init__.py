@@ -31,13 +31,15 @@ class Ops:
 
     face: str
     rms_norm: Callable[..., torch.Tensor]
-    add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     rope_and_write_kv: Callable[..., torch.Tensor]
     paged_attention_decode: Callable[..., torch.Tensor]
     paged_attention_prefill: Callable[..., torch.Tensor]
     silu_and_mul: Callable[..., torch.Tensor]
     pack_weight: Callable[[torch.Tensor], PackedWeight]
     linear: Callable[..., torch.Tensor]
+    norm_linear: Callable[..., torch.Tensor]
+    norm_gated_linear: Callable[..., torch.Tensor]
+    add_linear: Callable[..., torch.Tensor]
     sample: Callable[..., torch.Tensor]
     gather_rows: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     scatter: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]

@@ -16,11 +16,14 @@ from kernels.cpu_attention import (
 )
 from kernels.cpu_linear import linear, pack_weight
 from kernels.noise import MIN_TEMPERATURE, gumbel, noise_bits, row_keys, token_hashes
+from kernels.packed_weight import PackedWeight
 
 __all__ = [
-    "add_rms_norm",
+    "add_linear",
     "gather_rows",
     "linear",
+    "norm_gated_linear",
+    "norm_linear",
     "pack_weight",
     "paged_attention_decode",
     "paged_attention_prefill",
@@ -44,11 +47,30 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return both[..., :width] * weight
 
 
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    total = x + residual
-    return rms_norm(total, weight, eps), total
+def norm_linear(
+    x: torch.Tensor,
+    gain: torch.Tensor,
+    eps: float,
+    weight: PackedWeight,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    return linear(rms_norm(x, gain, eps), weight, bias)
+
+
+def norm_gated_linear(
+    x: torch.Tensor,
+    gain: torch.Tensor,
+    eps: float,
+    weight: PackedWeight,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    return silu_and_mul(norm_linear(x, gain, eps, weight, bias))
+
+
+def add_linear(
+    x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, residual: torch.Tensor
+) -> torch.Tensor:
+    return linear(x, weight, bias).add_(residual)
 
 
 @dataclass(frozen=True)

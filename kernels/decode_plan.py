@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from kernels.launch import next_power_of_2
+from kernels.pdl import follow, pdl_options
 
 # Positions that a program adds up. Fixed, so that the order of every sum depends on the row's own
 # context length alone.
@@ -38,8 +39,9 @@ class DecodePlan:
 )
 def decode_plan_kernel(
     rows, context_lens, items, first_items, count, sequences, capacity,
-    SPLIT: tl.constexpr, ITEM: tl.constexpr, BLOCK: tl.constexpr,
+    SPLIT: tl.constexpr, ITEM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    follow(PDL)
     index = tl.arange(0, BLOCK)
     real = index < sequences
     contexts = tl.load(context_lens + index, mask=real, other=0)
@@ -81,5 +83,6 @@ def plan_decode(
         decode_plan_kernel[(1,)](
             rows, context_lens, items, first_items, count, sequences, capacity,
             SPLIT=SPLIT, ITEM=ITEM, BLOCK=next_power_of_2(max(sequences, 32)), num_warps=4,
+            **pdl_options(sequences),
         )  # fmt: skip
     return DecodePlan(items, first_items, count)

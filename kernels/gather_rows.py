@@ -5,12 +5,16 @@ import triton
 import triton.language as tl
 
 from kernels.launch import next_power_of_2
+from kernels.pdl import follow, pdl_options
 
 MOST_COLUMNS = 2048
 
 
 @triton.jit(do_not_specialize_on_alignment=["index"])
-def gather_rows_kernel(table, index, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def gather_rows_kernel(
+    table, index, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    follow(PDL)
     line = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -27,6 +31,6 @@ def gather_rows(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     if lines:
         block = min(next_power_of_2(width), MOST_COLUMNS)
         gather_rows_kernel[(lines, triton.cdiv(width, block))](
-            table, index, out, WIDTH=width, BLOCK=block, num_warps=4
+            table, index, out, WIDTH=width, BLOCK=block, num_warps=4, **pdl_options(lines)
         )
     return out

@@ -15,12 +15,14 @@ import triton.language as tl
 from kernels.attention_tile import add_tile, load_tile
 from kernels.decode_plan import ITEM, SPLIT, DecodePlan, plan_decode
 from kernels.launch import INTERPRETED, is_fp32, next_power_of_2
+from kernels.pdl import follow, pdl_options
 
 # Partial results merged at a time. Which of the two depends on the row's own count alone, so that,
 # as with the split, no neighbour changes the order of a sum.
 FEW, MANY = 4, 32
-# Programs per K/V head: enough to fill a card for one sequence, and one for each of many.
-LEAST_WALKERS, MOST_WALKERS = 64, 256
+# Programs per K/V head: enough to fill a card for one sequence, and an item or two for each in a
+# batch of contexts of usual length.
+LEAST_WALKERS, WALKERS_PER_SEQUENCE, MOST_WALKERS = 64, 4, 1024
 
 
 @triton.jit
@@ -29,21 +31,28 @@ def decode_kernel(
     scale, table_width,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, ITEM: tl.constexpr, TILE: tl.constexpr,
-    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    if not EARLY:
+        follow(PDL)
     kv_head = tl.program_id(0)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     members = tl.arange(0, BLOCK_G)
     heads = kv_head * GROUP + members
     dims = tl.arange(0, BLOCK_D)
     real = (members < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-    for item in range(tl.program_id(1), tl.load(count), tl.num_programs(1)):
-        sequence = tl.load(items + item * ITEM)
-        start = tl.load(items + item * ITEM + 1) * SPLIT
-        context = tl.load(items + item * ITEM + 2)
-        row = tl.load(items + item * ITEM + 3).to(tl.int64)
+    # The first is read before it is known that there is so much to do, which saves a wait.
+    walkers, entry = tl.num_programs(1), items + tl.program_id(1) * ITEM
+    sequence, split = tl.load(entry), tl.load(entry + 1)
+    context, row = tl.load(entry + 2), tl.load(entry + 3)
+    total_items = tl.load(count)
+    if EARLY:
+        follow(PDL)
+    for item in range(tl.program_id(1), total_items, walkers):
+        start = split * SPLIT
         end = tl.minimum(start + SPLIT, context)
-        table = block_tables + row * table_width
+        table = block_tables + row.to(tl.int64) * table_width
         offsets = (sequence.to(tl.int64) * HEADS + heads[:, None]) * HEAD_DIM + dims[None, :]
         query = tl.load(q + offsets, mask=real, other=0.0)
         if UPCAST:
@@ -73,17 +82,25 @@ def decode_kernel(
             tl.store(partial + slot[:, None] * HEAD_DIM + dims[None, :], acc, mask=real)
             tl.store(partial_stats + slot * 2, top, mask=members < GROUP)
             tl.store(partial_stats + slot * 2 + 1, total, mask=members < GROUP)
+        entry += walkers * ITEM
+        more = item + walkers < total_items
+        sequence = tl.load(entry, mask=more, other=0)
+        split = tl.load(entry + 1, mask=more, other=0)
+        context = tl.load(entry + 2, mask=more, other=0)
+        row = tl.load(entry + 3, mask=more, other=0)
 
 
 @triton.jit(do_not_specialize_on_alignment=["context_lens"])
 def merge_kernel(
     partial, partial_stats, first_items, context_lens, out,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SPLIT: tl.constexpr,
-    FEW: tl.constexpr, MANY: tl.constexpr, BLOCK_D: tl.constexpr,
+    FEW: tl.constexpr, MANY: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     sequence, head = tl.program_id(0), tl.program_id(1)
+    # Of kernels before decode_kernel.
     context = tl.load(context_lens + sequence)
     first = tl.load(first_items + sequence).to(tl.int64)
+    follow(PDL)
     if context <= SPLIT:
         return
     dims = tl.arange(0, BLOCK_D)
@@ -136,7 +153,7 @@ def tile_config(head_dim: int, fp32: bool) -> dict[str, int]:
         return {"TILE": 16 if fp32 else 32, "num_warps": 4, "num_stages": 2}
     if fp32:
         return {"TILE": 32, "num_warps": 4, "num_stages": 2}
-    return {"TILE": 128, "num_warps": 2 if head_dim <= 64 else 4, "num_stages": 2}
+    return {"TILE": 128, "num_warps": 4, "num_stages": 2}
 
 
 def paged_attention_decode(
@@ -152,12 +169,16 @@ def paged_attention_decode(
     plan: DecodePlan | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `kernels.reference.paged_attention_decode`; max_context_len bounds what is kept."""
+    """See `kernels.reference.paged_attention_decode`; max_context_len bounds what is kept.
+
+    A given `plan` is read at once: another kernel must have been launched since it was made.
+    """
     sequences, heads, head_dim = q.shape
     _, block_size, kv_heads, _ = k_pool.shape
     out = torch.empty_like(q) if out is None else out
     if sequences == 0:
         return out
+    early = plan is not None
     if plan is None:
         total = sequences * max_context_len
         plan = plan_decode(k_pool, block_tables, rows, context_lens, total)
@@ -166,19 +187,22 @@ def paged_attention_decode(
     kept = (plan.capacity, heads) if split else (0, 0)
     partial = torch.empty((*kept, head_dim), dtype=torch.float32, device=q.device)
     stats = torch.empty((*kept, 2), dtype=torch.float32, device=q.device)
-    walkers = min(max(LEAST_WALKERS, sequences), MOST_WALKERS, plan.capacity)
+    walkers = max(LEAST_WALKERS, WALKERS_PER_SEQUENCE * sequences)
+    walkers = min(walkers, MOST_WALKERS, plan.capacity)
     block_d = next_power_of_2(head_dim)
     decode_kernel[(kv_heads, walkers)](
         q, k_pool, v_pool, block_tables, plan.items, plan.count, out, partial, stats,
         scale * math.log2(math.e), block_tables.shape[1],
         HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, SPLIT=SPLIT,
         ITEM=ITEM, BLOCK_G=max(16, next_power_of_2(heads // kv_heads)), BLOCK_D=block_d,
-        UPCAST=INTERPRETED, **tile_config(head_dim, is_fp32(q)),
+        UPCAST=INTERPRETED, EARLY=early, **tile_config(head_dim, is_fp32(q)),
+        **pdl_options(sequences),
     )  # fmt: skip
     if split:
         merge_kernel[(sequences, heads)](
             partial, stats, plan.first_items, context_lens, out,
             HEADS=heads, HEAD_DIM=head_dim, SPLIT=SPLIT, FEW=FEW, MANY=MANY,
             BLOCK_D=block_d, num_warps=1 if head_dim <= 64 else 2,
+            **pdl_options(sequences),
         )  # fmt: skip
     return out

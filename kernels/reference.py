@@ -17,14 +17,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return (wide * scale * weight.float()).to(x.dtype)
 
 
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rms_norm(x + residual), x + residual); the sum is rounded to x.dtype before the norm."""
-    total = x + residual
-    return rms_norm(total, weight, eps), total
-
-
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Half-rotation RoPE (Su et al. 2021, Llama layout): x [t, h, d]; cos, sin [t, d / 2]."""
     first, second = x.float().chunk(2, dim=-1)
@@ -155,6 +147,35 @@ def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = No
     """x [t, k] times the transpose of weight [n, k], plus bias [n] -> [t, n]."""
     out = x.float() @ weight.data.float().T
     return (out if bias is None else out + bias.float()).to(x.dtype)
+
+
+def norm_linear(
+    x: torch.Tensor,
+    gain: torch.Tensor,
+    eps: float,
+    weight: PackedWeight,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The product of the normed input: linear(rms_norm(x, gain [k], eps), weight, bias)."""
+    return linear(rms_norm(x, gain, eps), weight, bias)
+
+
+def norm_gated_linear(
+    x: torch.Tensor,
+    gain: torch.Tensor,
+    eps: float,
+    weight: PackedWeight,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """silu_and_mul(norm_linear(...)): weight [2 n, k] holds gate's lines, then up's -> [t, n]."""
+    return silu_and_mul(norm_linear(x, gain, eps, weight, bias))
+
+
+def add_linear(
+    x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, residual: torch.Tensor
+) -> torch.Tensor:
+    """linear(x, weight, bias) + residual [t, n]; a face may write the result into residual."""
+    return linear(x, weight, bias) + residual
 
 
 def sample(

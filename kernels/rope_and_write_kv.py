@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.launch import next_power_of_2
+from kernels.pdl import follow, pdl_options
 
 HEADS_PER_PROGRAM = 16
 
@@ -17,7 +18,9 @@ def rope_and_write_kv_kernel(
     qkv, positions, cos_sin, slot_mapping, k_pool, v_pool, q_out,
     NUM_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    follow(PDL)
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
     halves = tl.arange(0, BLOCK_HALF)[None, :]
@@ -74,6 +77,6 @@ def rope_and_write_kv(
             qkv, positions, cos_sin, slot_mapping, k_pool, v_pool, q,
             NUM_HEADS=num_heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim,
             BLOCK_H=HEADS_PER_PROGRAM, BLOCK_HALF=next_power_of_2(head_dim // 2),
-            num_warps=2,
+            num_warps=2, **pdl_options(tokens),
         )  # fmt: skip
     return q

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from kernels import noise
 from kernels.launch import next_power_of_2
+from kernels.pdl import follow, pdl_options
 
 STRETCH = 4096
 
@@ -44,8 +45,9 @@ def noise_bits(seed, position, tokens):
 @triton.jit(do_not_specialize_on_alignment=["rows", "positions"])
 def best_of_stretch_kernel(
     logits, rows, positions, temperatures, seeds, best_scores, best_ids, bad, vocab,
-    STRETCH: tl.constexpr,
+    STRETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    follow(PDL)
     line, stretch = tl.program_id(0), tl.program_id(1)
     candidates = stretch * STRETCH + tl.arange(0, STRETCH)
     inside = candidates < vocab
@@ -68,8 +70,10 @@ def best_of_stretch_kernel(
 
 @triton.jit(do_not_specialize_on_alignment=["rows", "positions", "out"])
 def best_of_line_kernel(
-    best_scores, best_ids, bad, rows, positions, tokens, out, stretches, width, BLOCK: tl.constexpr
-):
+    best_scores, best_ids, bad, rows, positions, tokens, out, stretches, width,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    follow(PDL)
     line = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < stretches
@@ -107,10 +111,10 @@ def sample(
     bad = torch.empty((lines, stretches), dtype=torch.int32, device=device)
     best_of_stretch_kernel[(lines, stretches)](
         logits, rows, positions, temperatures, seeds, best_scores, best_ids, bad, vocab,
-        STRETCH=STRETCH, num_warps=8,
+        STRETCH=STRETCH, num_warps=8, **pdl_options(lines),
     )  # fmt: skip
     best_of_line_kernel[(lines,)](
         best_scores, best_ids, bad, rows, positions, tokens, out, stretches, tokens.shape[1],
-        BLOCK=next_power_of_2(stretches), num_warps=1,
+        BLOCK=next_power_of_2(stretches), num_warps=1, **pdl_options(lines),
     )  # fmt: skip
     return out

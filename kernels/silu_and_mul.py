@@ -4,11 +4,16 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.pdl import follow, pdl_options
+
 BLOCK = 1024
 
 
 @triton.jit
-def silu_and_mul_kernel(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def silu_and_mul_kernel(
+    gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    follow(PDL)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -25,5 +30,7 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     out = torch.empty((tokens, width), dtype=gate_up.dtype, device=gate_up.device)
     if tokens:
         grid = (tokens, triton.cdiv(width, BLOCK))
-        silu_and_mul_kernel[grid](gate_up, out, WIDTH=width, BLOCK=BLOCK, num_warps=4)
+        silu_and_mul_kernel[grid](
+            gate_up, out, WIDTH=width, BLOCK=BLOCK, num_warps=4, **pdl_options(tokens)
+        )
     return out

@@ -4,13 +4,17 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.pdl import follow, pdl_options
+
 MOST_TOKENS = 256
 
 
 @triton.jit(do_not_specialize_on_alignment=["rows", "query_starts", "context_lens"])
 def step_tokens_kernel(
-    tokens, rows, query_starts, context_lens, token_ids, positions, width, BLOCK: tl.constexpr
-):
+    tokens, rows, query_starts, context_lens, token_ids, positions, width, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    follow(PDL)
     sequence = tl.program_id(0)
     start = tl.load(query_starts + sequence)
     query_len = tl.load(query_starts + sequence + 1) - start
@@ -38,6 +42,6 @@ def step_tokens(
         block = 32 if max_query_len <= 32 else MOST_TOKENS
         step_tokens_kernel[(rows.shape[0], triton.cdiv(max_query_len, block))](
             tokens, rows, query_starts, context_lens, token_ids, positions, tokens.shape[1],
-            BLOCK=block, num_warps=1,
+            BLOCK=block, num_warps=1, **pdl_options(num_tokens),
         )  # fmt: skip
     return token_ids, positions

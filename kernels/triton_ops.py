@@ -3,10 +3,10 @@
 from kernels.decode_plan import plan_decode
 from kernels.gather_rows import gather_rows
 from kernels.launch import check_device
-from kernels.linear import linear, pack_weight
+from kernels.linear import add_linear, linear, norm_gated_linear, norm_linear, pack_weight
 from kernels.paged_attention_decode import paged_attention_decode
 from kernels.paged_attention_prefill import paged_attention_prefill
-from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.rms_norm import rms_norm
 from kernels.rope_and_write_kv import rope_and_write_kv
 from kernels.sample import sample
 from kernels.scatter import scatter
@@ -14,10 +14,12 @@ from kernels.silu_and_mul import silu_and_mul
 from kernels.step_tokens import step_tokens
 
 __all__ = [
-    "add_rms_norm",
+    "add_linear",
     "check_device",
     "gather_rows",
     "linear",
+    "norm_gated_linear",
+    "norm_linear",
     "pack_weight",
     "paged_attention_decode",
     "paged_attention_prefill",

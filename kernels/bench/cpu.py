@@ -73,7 +73,7 @@ def cpu_step(shape: Shape, dtype: torch.dtype, rows: int, context: int) -> list[
     columns = order.int(), positions, torch.full((rows,), 0.8), order, tokens
     parts = (
         attention,
-        [lambda: ops.add_rms_norm(hidden, hidden, weight, 1e-5)] * (2 * layers + 1),
+        [lambda: ops.rms_norm(hidden, weight, 1e-5)] * (2 * layers + 1),
         [
             lambda kv=kv: ops.rope_and_write_kv(qkv, positions, cos_sin, slots, *kv, shape.heads)
             for kv in pools

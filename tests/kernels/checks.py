@@ -11,15 +11,10 @@ from tests.kernels.cases import GUARD, Paged, error, guarded, limit, paged, rand
 
 
 def check_norms(ops: Ops, dtype: torch.dtype, device: str, tokens: int, width: int) -> None:
-    x, residual = (randn(tokens, width, dtype=dtype, device=device, seed=s) for s in (1, 2))
+    x = randn(tokens, width, dtype=dtype, device=device)
     weight = randn(width, dtype=dtype, device=device, seed=3)
-    on_cpu = x.cpu(), residual.cpu(), weight.cpu()
-    expected = reference.rms_norm(on_cpu[0], on_cpu[2], 1e-5)
+    expected = reference.rms_norm(x.cpu(), weight.cpu(), 1e-5)
     assert error(ops.rms_norm(x, weight, 1e-5), expected) < limit(dtype)
-    expected, expected_sum = reference.add_rms_norm(*on_cpu, 1e-5)
-    normed, total = ops.add_rms_norm(x, residual, weight, 1e-5)
-    assert error(normed, expected) < limit(dtype)
-    assert torch.equal(total.cpu(), expected_sum)
 
 
 def check_silu(ops: Ops, dtype: torch.dtype, device: str, tokens: int, width: int) -> None:
@@ -36,6 +31,35 @@ def check_linear(
     packed = ops.pack_weight(weight.to(device))
     actual = ops.linear(x, packed, None if offset is None else offset.to(device))
     assert error(actual, expected) < limit(dtype)
+
+
+def check_fused_linear(
+    ops: Ops, dtype: torch.dtype, device: str, rows: int, n: int, k: int, bias: bool
+) -> None:
+    """A product with what a layer does before and after it: norm, activation, residual."""
+    x, gain = 3 * randn(rows, k, dtype=dtype), randn(k, dtype=dtype, seed=4)
+    # As a layer's weights are: the outputs keep the size of the inputs.
+    weight, wide = (randn(m, k, dtype=dtype, seed=5) / k**0.5 for m in (n, 2 * n))
+    offset, wide_offset = (randn(m, dtype=dtype, seed=6) if bias else None for m in (n, 2 * n))
+    residual = 5 * randn(rows, n, dtype=dtype, seed=7)
+    pack = reference.pack_weight
+    expected = (
+        reference.norm_linear(x, gain, 1e-5, pack(weight), offset),
+        reference.norm_gated_linear(x, gain, 1e-5, pack(wide), wide_offset),
+        reference.add_linear(x, pack(weight), offset, residual),
+    )
+
+    def there(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor.to(device, copy=True)
+
+    narrow_packed, wide_packed = (ops.pack_weight(w.to(device)) for w in (weight, wide))
+    actual = (
+        ops.norm_linear(there(x), there(gain), 1e-5, narrow_packed, there(offset)),
+        ops.norm_gated_linear(there(x), there(gain), 1e-5, wide_packed, there(wide_offset)),
+        ops.add_linear(there(x), narrow_packed, there(offset), there(residual)),
+    )
+    for mine, wanted in zip(actual, expected, strict=True):
+        assert error(mine, wanted) < 2 * limit(dtype)  # each op rounds, not only the last
 
 
 def check_rope(

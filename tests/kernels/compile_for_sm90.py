@@ -19,11 +19,12 @@ from triton.compiler import ASTSource
 
 import kernels
 from kernels import triton_ops
-from kernels.linear import gemv
+from kernels.add_bias import add_bias
+from kernels.gemv import gemv
 from kernels.shapes import TRITON_HEAD_DIMS
 
 SHARED_MEMORY = 227 * 1024
-OPTIONS = ("num_warps", "num_stages")
+OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 TYPES = {
     torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64",
     torch.bool: "i1", int: "i32", float: "fp32",
@@ -69,12 +70,14 @@ def launch_others(dtype: torch.dtype) -> None:
     for width in (576, 4096):
         x, weight = torch.empty(1, width, dtype=dtype), torch.empty(width, dtype=dtype)
         triton_ops.rms_norm(x, weight, 1e-5)
-        triton_ops.add_rms_norm(x, x, weight, 1e-5)
     triton_ops.silu_and_mul(torch.empty(1, 2 * 8192, dtype=dtype))
-    for k in (576, 2048, 8192):
-        weight = triton_ops.pack_weight(torch.empty(64, k, dtype=dtype))
-        for bias in (None, torch.empty(64, dtype=dtype)):
-            gemv(torch.empty(1, k, dtype=dtype), weight, bias)
+    add_bias(torch.empty(2, 64, dtype=dtype), torch.empty(64, dtype=dtype))
+    for k, bias in ((576, torch.empty(64, dtype=dtype)), (2048, None), (14336, None)):
+        x, weight = torch.empty(1, k, dtype=dtype), torch.empty(64, k, dtype=dtype)
+        packed, norm = triton_ops.pack_weight(weight), (torch.empty(k, dtype=dtype), 1e-5)
+        gemv(x, packed, bias, norm=norm)
+        gemv(x, packed, bias, norm=norm, gated=True)
+        gemv(x, packed, bias, residual=torch.empty(1, 64, dtype=dtype))
     one, seeds = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
     tokens = torch.zeros(1, 1, dtype=torch.int32)
     logits = torch.empty(1, 128_256, dtype=dtype)
@@ -113,6 +116,8 @@ def type_of(argument: object) -> str:
 
 def compile_one(kernel: triton.JITFunction, arguments: tuple, keywords: dict) -> int:
     """Bytes of shared memory."""
+    if "PDL" in keywords:  # as on a Hopper card
+        keywords = keywords | {"PDL": True, "launch_pdl": True}
     options = {name: value for name, value in keywords.items() if name in OPTIONS}
     given = dict(zip(kernel.arg_names, arguments, strict=False)) | keywords
     signature, constants, attributes = {}, {}, {}

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import kernels
-from kernels import reference
-from kernels.linear import gemv, pack_weight
+from kernels import linear, reference
+from kernels.gemv import gemv
 from kernels.sample import STRETCH
 from tests.kernels import checks
 from tests.kernels.cases import GUARD, error, randn
@@ -30,7 +30,21 @@ def test_the_skinny_product_equals_the_oracle(n: int, k: int, bias: bool) -> Non
     x, weight = randn(1, k, dtype=FP32), randn(n, k, dtype=FP32, seed=2)
     offset = 10 * randn(n, dtype=FP32, seed=3) if bias else None
     expected = reference.linear(x, reference.pack_weight(weight), offset)
-    assert error(gemv(x, pack_weight(weight), offset), expected) < 1e-5
+    assert error(gemv(x, linear.pack_weight(weight), offset), expected) < 1e-5
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize(("n", "k"), [(5, 33), (4, 1024)])
+def test_fused_skinny_products_equal_the_oracle(
+    monkeypatch: pytest.MonkeyPatch, n: int, k: int, bias: bool
+) -> None:
+    monkeypatch.setattr(linear, "takes", lambda x: x.shape[0] == 1)
+    checks.check_fused_linear(OPS, FP32, "cpu", 1, n, k, bias)
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+def test_fused_products_of_more_rows_equal_the_oracle(bias: bool) -> None:
+    checks.check_fused_linear(OPS, FP32, "cpu", 3, 5, 33, bias)
 
 
 @pytest.mark.parametrize("head_dim", [16, 80, 128])

@@ -33,6 +33,13 @@ def test_linear_equals_the_oracle(dtype: torch.dtype, rows: int, bias: bool) -> 
 
 
 @BOTH
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("rows", [1, 3, 33])
+def test_fused_products_equal_the_oracle(dtype: torch.dtype, rows: int, bias: bool) -> None:
+    checks.check_fused_linear(OPS, dtype, "cpu", rows, 96, 160, bias)
+
+
+@BOTH
 @pytest.mark.parametrize("slots", [[9], [31, 0, 8, 9, 15, 77]], ids=["one token", "scattered"])
 def test_rope_writes_its_slots_and_nothing_else(dtype: torch.dtype, slots: list[int]) -> None:
     checks.check_rope(OPS, dtype, "cpu", 9, 3, 64, 16, slots)

@@ -41,6 +41,16 @@ def test_linear_equals_the_oracle(
 
 
 @BOTH
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("rows", [1, 2, 33])
+def test_fused_products_equal_the_oracle(
+    ops: kernels.Ops, rows: int, bias: bool, dtype: torch.dtype
+) -> None:
+    for n, k in ((3072, 2048), (576, 1536), (1001, 104), (640, 8192), (300, 14336), (64, 20000)):
+        checks.check_fused_linear(ops, dtype, "cuda", rows, n, k, bias)
+
+
+@BOTH
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 def test_rope_writes_its_slots_and_nothing_else(
     ops: kernels.Ops, head_dim: int, dtype: torch.dtype

@@ -30,8 +30,6 @@ class Llama:
         self.device = torch.device(device)
         self._cos_sin = cos_sin_table(config, device)
         self._scale = config.head_dim**-0.5
-        norms = [layer.input_norm for layer in weights.layers[1:]]
-        self._next_norms = [*norms, weights.final_norm]  # what follows each layer
 
     @property
     def dtype(self) -> torch.dtype:
@@ -45,12 +43,10 @@ class Llama:
         tokens, sampled = inputs.token_ids.shape[0], inputs.sample_tokens.shape[0]
         attend = self._attention(inputs, pool)
         rope_plan = ops.plan_rope(inputs.positions, self._cos_sin, inputs.slot_mapping)
+        eps = config.rms_norm_eps
         residual = ops.gather_rows(self.weights.embedding, inputs.token_ids)
-        normed = ops.rms_norm(residual, layers[0].input_norm, config.rms_norm_eps)
-        for layer, norm, (k_pool, v_pool) in zip(
-            layers, self._next_norms, pool.layers, strict=True
-        ):
-            qkv = ops.linear(normed, layer.qkv, layer.qkv_bias)
+        for layer, (k_pool, v_pool) in zip(layers, pool.layers, strict=True):
+            qkv = ops.norm_linear(residual, layer.input_norm, eps, layer.qkv, layer.qkv_bias)
             q = ops.rope_and_write_kv(
                 qkv,
                 inputs.positions,
@@ -62,20 +58,19 @@ class Llama:
                 plan=rope_plan,
             )
             if layer is layers[-1] and not sampled:
-                break  # the K/V is written, which is all that this step is for
+                # The K/V is written, which is all that this step is for.
+                return residual.new_empty((0, config.vocab_size))
             attended = attend(q, k_pool, v_pool).reshape(tokens, config.query_size)
             if layer is layers[-1] and sampled < tokens:
                 # Of the others nothing is read any more.
                 attended = ops.gather_rows(attended, inputs.sample_tokens)
                 residual = ops.gather_rows(residual, inputs.sample_tokens)
-            out = ops.linear(attended, layer.out, layer.out_bias)
-            normed, residual = ops.add_rms_norm(out, residual, layer.post_norm, config.rms_norm_eps)
-            gate_up = ops.linear(normed, layer.gate_up, layer.gate_up_bias)
-            down = ops.linear(ops.silu_and_mul(gate_up), layer.down, layer.down_bias)
-            normed, residual = ops.add_rms_norm(down, residual, norm, config.rms_norm_eps)
-        if not sampled:
-            return residual.new_empty((0, config.vocab_size))
-        return ops.linear(normed, self.weights.head, None)
+            residual = ops.add_linear(attended, layer.out, layer.out_bias, residual)
+            activated = ops.norm_gated_linear(
+                residual, layer.post_norm, eps, layer.gate_up, layer.gate_up_bias
+            )
+            residual = ops.add_linear(activated, layer.down, layer.down_bias, residual)
+        return ops.norm_linear(residual, self.weights.final_norm, eps, self.weights.head)
 
     def _attention(self, inputs: StepInputs, pool: KVPool) -> Attention:
         """What attends in every layer of this step: the leading decodes by the decode kernel, the
