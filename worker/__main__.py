@@ -20,10 +20,12 @@ def parser() -> EnvironmentParser:
         prog="python -m worker",
         description="Holds the model and its K/V pool and runs the steps of one scheduler. Every "
         "flag may be given as NANOSERVE_<FLAG> in the environment.",
+        epilog="python -m worker replay FILE runs recorded steps again: see replay --help.",
     )
     _add_process(_adder(result))
     _add_model(_adder(result.add_argument_group("model and pool")))
     _add_limits(_adder(result.add_argument_group("limits, which the scheduler learns")))
+    _add_recording(_adder(result.add_argument_group("recordings, for python -m worker replay")))
     _add_simulation(_adder(result.add_argument_group("simulated worker (no torch, no weights)")))
     result.add_print_config()
     return result
@@ -77,6 +79,14 @@ def _add_limits(add: _Add) -> None:
     add("--max-decode-steps", "decode repetitions of one step", 8, "N")
 
 
+def _add_recording(add: _Add) -> None:
+    every = "write every step with its results, prompts included; FILE.2, ... if FILE is there"
+    add("--record", every, Path, "FILE", "none")
+    last = "keep the last steps before one that was refused or fatal, in at most 5 files"
+    add("--dump-dir", last, Path, "DIR", "none")
+    add("--dump-prompts", "in those, keep token ids too, which otherwise are zeros", False)
+
+
 def _add_simulation(add: _Add) -> None:
     add("--simulate", "answer tokens that are a function of the row's own", False)
     add("--vocab-size", "number of token ids", int, "IDS", "that of --model, or 32000")
@@ -115,12 +125,17 @@ def _ids(text: str) -> frozenset[int]:
 
 
 def main() -> NoReturn:
+    if sys.argv[1:2] == ["replay"]:
+        from worker.replay import main as replay
+
+        sys.exit(replay(sys.argv[2:], parser()))
     signals = StopSignals()
     options = parse()
     # After the handlers are in place: these take a while.
     from worker.address import ListenAddress, metrics_address
     from worker.log import start_logging
     from worker.process import ProcessOptions, exit_on_fatal, run
+    from worker.recording_flags import make_recorders
     from worker.start import make_watched_executor
     from worker.watchdog import check_timeout
 
@@ -134,10 +149,12 @@ def main() -> NoReturn:
             check_slots=options.debug or options.simulate,
         )
         check_timeout(options.step_timeout)
+        recorders = make_recorders(parser(), options)
     except ValueError as error:
         print(f"python -m worker: {error}", file=sys.stderr)
         sys.exit(2)
-    run(signals, process, lambda: make_watched_executor(options, exit_on_fatal))
+    on_hang = recorders.before(exit_on_fatal)
+    run(signals, process, lambda: make_watched_executor(options, on_hang), recorders)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +30,7 @@ class Answer:
     is_first: bool  # of the process: what the device did before was the warm-up
     input_ns: int = 0
     pendings: Sequence[Pending] = ()
+    on_result: Callable[[worker_pb2.StepResult], object] | None = None  # once for each
     _results: list[worker_pb2.StepResult] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -37,12 +38,19 @@ class Answer:
     def repetitions(self) -> int:
         return self.step.decode_steps
 
+    @property
+    def made(self) -> Sequence[worker_pb2.StepResult]:
+        """The results so far; waits for nothing."""
+        return tuple(self._results)
+
     def results(self) -> Iterator[worker_pb2.StepResult]:
         """The result of each repetition, as soon as the device has it."""
         for sub_step, pending in enumerate(self.pendings):
             with self._lock:
                 if sub_step == len(self._results):
                     self._results.append(self._result(sub_step, pending))
+                    if self.on_result:
+                        self.on_result(self._results[-1])
                     if len(self._results) == self.repetitions:
                         self.durations.answered([result.times for result in self._results])
             yield self._results[sub_step]

@@ -63,6 +63,16 @@ class Geometry:
         """Slots of the pool, the scratch block's included."""
         return self.num_blocks * self.block_size
 
+    def description(self) -> worker_pb2.ConnectResponse:
+        """What Connect tells of the worker, without incarnation and steps."""
+        return worker_pb2.ConnectResponse(
+            protocol_version=PROTOCOL_VERSION,
+            model=self.model_message(),
+            pool=self.pool_message(),
+            limits=self.limits_message(),
+            device=self.device,
+        )
+
     def model_message(self) -> worker_pb2.ModelGeometry:
         return worker_pb2.ModelGeometry(
             fingerprint=self.fingerprint,

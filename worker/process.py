@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from worker.address import ListenAddress
 from worker.executor import Executor
 from worker.geometry import Geometry
+from worker.recorder import Recorders
 from worker.server import WorkerServer
 from worker.service import WorkerService
 from worker.session import Session
@@ -54,26 +55,32 @@ class ProcessOptions:
 
 
 def run(
-    signals: StopSignals, options: ProcessOptions, make_executor: Callable[[], Executor]
+    signals: StopSignals,
+    options: ProcessOptions,
+    make_executor: Callable[[], Executor],
+    recorders: Recorders,
 ) -> NoReturn:
     """Loads, serves until a signal comes, drains and exits: with 0 after a signal, with 1 if
     it cannot start.
 
     The main thread only waits, so that a signal is heard at once while another thread loads.
     """
+    on_fatal = recorders.before(exit_on_fatal)
     try:
         options.listen.check_free()
     except OSError as error:
-        exit_on_fatal(StartError(str(error)))
-    metrics = _serve_metrics(options.metrics) if options.metrics else None
-    loop = StepLoop(make_executor, on_ready=signals.events.put, on_fatal=exit_on_fatal)
+        on_fatal(StartError(str(error)))
+    metrics = _serve_metrics(options.metrics, on_fatal) if options.metrics else None
+    loop = StepLoop(make_executor, on_ready=signals.events.put, on_fatal=on_fatal)
     began = time.monotonic()
     loop.start()
     geometry = signals.events.get()
     if not isinstance(geometry, Geometry):
         log.info("%s while loading: exit", geometry.name)
+        recorders.stop()
         _exit(0)
-    session = Session(geometry, check_slots=options.check_slots)
+    recorders.start(geometry)
+    session = Session(geometry, check_slots=options.check_slots, recorders=recorders)
     session.statistics.load_seconds = time.monotonic() - began
     if metrics:
         metrics.show(session)
@@ -81,16 +88,19 @@ def run(
     try:
         address = server.start()
     except OSError as error:
-        exit_on_fatal(StartError(str(error)))
+        on_fatal(StartError(str(error)))
     log.info("listening on %s", address)
     came = signals.events.get()
     log.info("%s: draining for at most %g s", came.name, options.drain_timeout)
     server.drain(options.drain_timeout)
+    recorders.stop()
     log.info("stopped")
     _exit(0)  # not by returning, which waits for a handler that waits for a stuck device
 
 
-def _serve_metrics(address: ListenAddress) -> MetricsServer:
+def _serve_metrics(
+    address: ListenAddress, on_fatal: Callable[[BaseException], NoReturn]
+) -> MetricsServer:
     """From before the load on, so that a port in use costs no load."""
     from worker.metrics_server import MetricsServer
 
@@ -98,7 +108,7 @@ def _serve_metrics(address: ListenAddress) -> MetricsServer:
         server = MetricsServer(address)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
-        exit_on_fatal(
+        on_fatal(
             StartError(
                 f"--metrics-listen {address.text}: {why}: give another port, 0 for a free one, or "
                 "off"

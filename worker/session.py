@@ -11,6 +11,7 @@ from nanoserve.v1 import worker_pb2
 from worker.answer import Answer, RefusedAnswer
 from worker.geometry import PROTOCOL_VERSION, Geometry
 from worker.ledger import Ledger
+from worker.recorder import Recorders
 from worker.refusal import StepRefused
 from worker.statistics import Statistics
 
@@ -22,23 +23,32 @@ class SessionError(Exception):
 
 
 class Session:
-    """Thread-safe. No method waits for a step."""
+    """Thread-safe. No method waits for a step. `recorders` are told of every step."""
 
-    def __init__(self, geometry: Geometry, *, check_slots: bool) -> None:
+    def __init__(
+        self, geometry: Geometry, *, check_slots: bool, recorders: Recorders | None = None
+    ) -> None:
         self.geometry = geometry
         self.statistics = Statistics()
+        self._recorders = recorders or Recorders()
         self._check_slots = check_slots
         self._lock = threading.Lock()
         self._epoch = 0
         self._start_incarnation()
 
-    def _start_incarnation(self) -> None:
-        self._incarnation = secrets.randbits(64) or 1
+    def _start_incarnation(self, incarnation: int = 0, last_step: int = 0) -> None:
+        self._incarnation = incarnation or secrets.randbits(64) or 1
         self._ledger = Ledger(self.geometry, check_slots=self._check_slots)
-        self._last_step = 0
+        self._last_step = last_step
         self._kept: dict[int, Answer] = {}
         self._refused: RefusedAnswer | None = None
         self.statistics.incarnations += 1
+        self._recorders.began(self._incarnation)
+
+    def replay(self, incarnation: int, last_step: int) -> None:
+        """Starts an incarnation that a recording names, after the step `last_step`."""
+        with self._lock:
+            self._start_incarnation(incarnation, last_step)
 
     def connect(
         self, request: worker_pb2.ConnectRequest
@@ -70,16 +80,10 @@ class Session:
             return self._describe(), newer
 
     def _describe(self) -> worker_pb2.ConnectResponse:
-        geometry = self.geometry
-        return worker_pb2.ConnectResponse(
-            protocol_version=PROTOCOL_VERSION,
-            model=geometry.model_message(),
-            pool=geometry.pool_message(),
-            limits=geometry.limits_message(),
-            incarnation=self._incarnation,
-            last_executed_step=self._last_step,
-            device=geometry.device,
-        )
+        response = self.geometry.description()
+        response.incarnation = self._incarnation
+        response.last_executed_step = self._last_step
+        return response
 
     def check_epoch(self, epoch: int) -> None:
         """Raises SessionError unless `epoch` is the last Connect's."""
@@ -115,9 +119,11 @@ class Session:
                 self._check_order(step, unanswered)
                 checked = self._ledger.admit(step)
             except StepRefused as refusal:
+                self._recorders.refused(step, unanswered, refusal)
                 return self._refuse(step, refusal), False
             is_first = self.statistics.steps == 0
             answer = Answer(checked, arrived_ns, started_ns, self.statistics.durations, is_first)
+            self._recorders.admitted(step, unanswered, answer)
             self._keep(answer)
         if log.isEnabledFor(logging.DEBUG):
             for new in step.new_rows:

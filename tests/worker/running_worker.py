@@ -14,6 +14,7 @@ from nanoserve.v1 import worker_pb2, worker_pb2_grpc
 from worker.address import ListenAddress
 from worker.executor import Executor
 from worker.geometry import Geometry
+from worker.recorder import Recorders
 from worker.server import WorkerServer
 from worker.service import WorkerService
 from worker.session import Session
@@ -69,9 +70,11 @@ def running_worker(
     address: str = "127.0.0.1:0",
     check_slots: bool = True,
     options: SimulationOptions | None = None,
+    recorders: Recorders | None = None,
     **geometry: object,
 ) -> Iterator[RunningWorker]:
     """Serves until the block ends. `executor` None makes a simulated one."""
+    recorders = recorders or Recorders()
     made = executor or SimulatedExecutor(small_geometry(**geometry), options)
     ready: queue.SimpleQueue[Geometry] = queue.SimpleQueue()
     fatal: list[BaseException] = []
@@ -83,7 +86,8 @@ def running_worker(
 
     loop = StepLoop(lambda: made, ready.put, fail)
     loop.start()
-    session = Session(ready.get(timeout=60), check_slots=check_slots)
+    recorders.start(ready.get(timeout=60))
+    session = Session(made.geometry, check_slots=check_slots, recorders=recorders)
     service = WorkerService(session, loop)
     server = WorkerServer(service, ListenAddress(address))
     bound = server.start()
@@ -92,6 +96,7 @@ def running_worker(
     finally:
         server.stop()
         loop.stop()
+        recorders.stop()
 
 
 class Stream:
