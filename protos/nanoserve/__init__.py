@@ -20,6 +20,7 @@ from nanoserve.errors import (
     NanoserveError,
     OverloadedError,
     ServerError,
+    UnauthenticatedError,
     UnavailableError,
 )
 from nanoserve.latency import LatencyHistogram
@@ -52,6 +53,7 @@ __all__ = [
     "ServerError",
     "ServerStatus",
     "StatusWatch",
+    "UnauthenticatedError",
     "UnavailableError",
     "Usage",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -11,7 +12,8 @@ import grpc
 import grpc.aio
 
 from nanoserve import errors
-from nanoserve.channel import DEFAULT_ADDRESS, channel_options
+from nanoserve.access import Access
+from nanoserve.channel import DEFAULT_ADDRESS
 from nanoserve.output import Chunk, Completion, chunk_from, completion_from
 from nanoserve.request import GenerateOptions, build_request
 from nanoserve.status import ServerStatus, status_from
@@ -27,8 +29,20 @@ class AsyncClient:
     connects with its first call.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
-        self._channel = grpc.aio.insecure_channel(address, options=channel_options(address))
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        tls_ca: str | os.PathLike[str] | None = None,
+        token: str | None = None,
+    ) -> None:
+        """With `tls_ca`, a file of PEM certificates or "system" for those that gRPC brings, the
+        channel is encrypted and the server must prove who it is. `token` goes with each call.
+        Raises ValueError for a file that cannot be used, and for a token without encryption on
+        an address beyond this machine."""
+        access = Access(address, tls_ca, token)
+        self._metadata = access.metadata
+        self._channel = access.aio_channel()
         self._stub = pb_grpc.InferenceServiceStub(self._channel)
 
     def generate(
@@ -45,7 +59,10 @@ class AsyncClient:
         iteration. Raises TypeError and ValueError for what cannot be sent.
         """
         request = build_request(prompt, options)
-        return AsyncGeneration(self._stub.Generate(request, timeout=timeout), request.request_id)
+        return AsyncGeneration(
+            self._stub.Generate(request, timeout=timeout, metadata=self._metadata),
+            request.request_id,
+        )
 
     async def status(
         self,
@@ -61,7 +78,9 @@ class AsyncClient:
             include_rows=rows, include_block_map=block_map, include_latencies=latencies
         )
         try:
-            return status_from(await self._stub.GetStatus(request, timeout=timeout))
+            return status_from(
+                await self._stub.GetStatus(request, timeout=timeout, metadata=self._metadata)
+            )
         except grpc.aio.AioRpcError as error:
             raise errors.from_rpc(error) from None
 
@@ -84,7 +103,7 @@ class AsyncClient:
             include_block_map=block_map,
             include_latencies=latencies,
         )
-        return AsyncStatusWatch(self._stub.WatchStatus(request))
+        return AsyncStatusWatch(self._stub.WatchStatus(request, metadata=self._metadata))
 
     async def close(self) -> None:
         """Closes the channel and cancels the generations still open."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from types import TracebackType
 from typing import Protocol, Self, Unpack
 
 import grpc
 
 from nanoserve import errors
-from nanoserve.channel import DEFAULT_ADDRESS, channel_options
+from nanoserve.access import Access
+from nanoserve.channel import DEFAULT_ADDRESS
 from nanoserve.output import Chunk, Completion, chunk_from, completion_from
 from nanoserve.request import GenerateOptions, build_request
 from nanoserve.status import ServerStatus, status_from
@@ -24,8 +26,20 @@ class Client:
     first call does.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
-        self._channel = grpc.insecure_channel(address, options=channel_options(address))
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        tls_ca: str | os.PathLike[str] | None = None,
+        token: str | None = None,
+    ) -> None:
+        """With `tls_ca`, a file of PEM certificates or "system" for those that gRPC brings, the
+        channel is encrypted and the server must prove who it is. `token` goes with each call.
+        Raises ValueError for a file that cannot be used, and for a token without encryption on
+        an address beyond this machine."""
+        access = Access(address, tls_ca, token)
+        self._metadata = access.metadata
+        self._channel = access.channel()
         self._stub = pb_grpc.InferenceServiceStub(self._channel)
 
     def generate(
@@ -42,7 +56,10 @@ class Client:
         iteration. Raises TypeError and ValueError for what cannot be sent.
         """
         request = build_request(prompt, options)
-        return Generation(self._stub.Generate(request, timeout=timeout), request.request_id)
+        return Generation(
+            self._stub.Generate(request, timeout=timeout, metadata=self._metadata),
+            request.request_id,
+        )
 
     def status(
         self,
@@ -58,7 +75,9 @@ class Client:
             include_rows=rows, include_block_map=block_map, include_latencies=latencies
         )
         try:
-            return status_from(self._stub.GetStatus(request, timeout=timeout))
+            return status_from(
+                self._stub.GetStatus(request, timeout=timeout, metadata=self._metadata)
+            )
         except grpc.RpcError as error:
             raise errors.from_rpc(error) from None
 
@@ -81,7 +100,7 @@ class Client:
             include_block_map=block_map,
             include_latencies=latencies,
         )
-        return StatusWatch(self._stub.WatchStatus(request))
+        return StatusWatch(self._stub.WatchStatus(request, metadata=self._metadata))
 
     def close(self) -> None:
         """Closes the channel; generations still open end with CancelledError."""

@@ -9,6 +9,8 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
+from nanoserve.connection_trouble import trouble
+
 _DETAILS_KEY = "grpc-status-details-bin"
 
 
@@ -69,7 +71,12 @@ class CancelledError(NanoserveError):
 
 
 class UnavailableError(NanoserveError):
-    """UNAVAILABLE: no server there, no worker yet, or the server is draining."""
+    """UNAVAILABLE: no server there, or none that certificates allow, no worker yet, or the
+    server is draining."""
+
+
+class UnauthenticatedError(NanoserveError):
+    """UNAUTHENTICATED: the server wants a token, or another one."""
 
 
 class ServerError(NanoserveError):
@@ -83,6 +90,7 @@ _KINDS: dict[grpc.StatusCode, type[NanoserveError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
     grpc.StatusCode.CANCELLED: CancelledError,
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
 }
 
 
@@ -109,7 +117,8 @@ def from_rpc(failed: FailedCall) -> NanoserveError:
         elif detail.Unpack(retry):
             retry_after = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
     kind = _KINDS.get(failed.code(), ServerError)
-    return kind(failed.code(), failed.details() or "", tuple(violations), retry_after)
+    message = trouble(failed.details()) or failed.details() or ""
+    return kind(failed.code(), message, tuple(violations), retry_after)
 
 
 def _status_of(failed: FailedCall) -> status_pb2.Status:

@@ -12,6 +12,7 @@ import contextlib
 import sys
 
 from nanoserve.cli import sampling
+from nanoserve.cli.connection import connect
 from nanoserve.cli.conversation import Conversation
 from nanoserve.cli.interrupts import closing_on_interrupt
 from nanoserve.cli.stopwatch import Stopwatch
@@ -46,10 +47,12 @@ def run(args: argparse.Namespace) -> int:
     if interactive:
         with contextlib.suppress(ImportError):  # Windows has none
             import readline  # noqa: F401  (gives input() line editing and history)
-    with Client(args.address) as client:
+    with connect(args) as client:
         session = Session(client, args)
         if interactive:
-            print(f"{client.status().model} at {args.address}; /help for help", file=sys.stderr)
+            print(
+                f"{client.status().model} at {args.access.address}; /help for help", file=sys.stderr
+            )
         while (line := _read_line(interactive)) is not None:
             if line == "/quit":
                 break

@@ -10,9 +10,9 @@ import argparse
 import sys
 
 from nanoserve.cli import sampling
+from nanoserve.cli.connection import connect
 from nanoserve.cli.stopwatch import Stopwatch
 from nanoserve.cli.terminal import Writer
-from nanoserve.client import Client
 from nanoserve.request import GenerateOptions, Message
 
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 def _stream(args: argparse.Namespace, prompt: str | None, options: GenerateOptions) -> int:
     writer, stopwatch = Writer(), Stopwatch()
     with (
-        Client(args.address) as client,
+        connect(args) as client,
         client.generate(prompt, timeout=args.timeout, **options) as generation,
     ):
         try:

@@ -9,8 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
 
-from nanoserve.channel import DEFAULT_ADDRESS
-from nanoserve.cli import chat, generate, status, top
+from nanoserve.cli import chat, connection, generate, status, top
 from nanoserve.errors import NanoserveError
 
 EXIT_FAILED = 1
@@ -31,9 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     run: Callable[[argparse.Namespace], int] = args.run
     try:
+        args.access = connection.access(args)
         return run(args)
     except NanoserveError as error:
-        print(f"nanoserve: {_explain(error, args.address)}", file=sys.stderr)
+        print(f"nanoserve: {_explain(error, args.access.address)}", file=sys.stderr)
         return EXIT_FAILED
     except ValueError as error:
         print(f"nanoserve: {error}", file=sys.stderr)
@@ -71,12 +71,7 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        command.add_argument(
-            "--address",
-            default=os.environ.get("NANOSERVE_ADDRESS") or DEFAULT_ADDRESS,
-            help="the server, HOST:PORT or unix:PATH "
-            f"(default: $NANOSERVE_ADDRESS, else {DEFAULT_ADDRESS})",
-        )
+        connection.add_arguments(command)
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     return parser

@@ -9,9 +9,9 @@ import argparse
 import dataclasses
 import json
 
+from nanoserve.cli.connection import connect
 from nanoserve.cli.figures import duration
 from nanoserve.cli.row_lines import row_lines
-from nanoserve.client import Client
 from nanoserve.status import ServerStatus
 
 
@@ -23,12 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with Client(args.address) as client:
+    with connect(args) as client:
         status = client.status(rows=args.rows)
     if args.json:
         print(json.dumps(dataclasses.asdict(status), indent=2))
     else:
-        print(table(args.address, status))
+        print(table(args.access.address, status))
         if args.rows:
             print("", *_rows(status), sep="\n")
     return 0 if status.ready else 1

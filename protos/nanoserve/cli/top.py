@@ -33,5 +33,5 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    show(args.address, args.interval, args.once)
+    show(args.access, args.interval, args.once)
     return 0

@@ -29,9 +29,14 @@ class Feed:
     """Watches on a thread of its own, which tries again after each end. `notify` is called on
     that thread after each event is put into `events`."""
 
-    def __init__(self, address: str, interval: float | None, notify: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Client],
+        interval: float | None,
+        notify: Callable[[], None],
+    ) -> None:
         self.events: queue.SimpleQueue[ServerStatus | Away] = queue.SimpleQueue()
-        self._address = address
+        self._connect = connect
         self._interval = interval
         self._notify = notify
         self._closing = threading.Event()
@@ -56,7 +61,7 @@ class Feed:
     def _run(self) -> None:
         while not self._closing.is_set():
             # A channel of its own for each try: none waits for a backoff.
-            with Client(self._address) as client:
+            with self._connect() as client:
                 self._follow(client)
             self._closing.wait(RETRY_SECONDS)
 

@@ -9,6 +9,8 @@ from dataclasses import replace
 from rich.console import Console, Group
 from rich.live import Live
 
+from nanoserve.access import Access
+from nanoserve.cli.connection import client_of
 from nanoserve.cli.dashboard.feed import Away, Feed
 from nanoserve.cli.dashboard.glyphs import glyphs_for
 from nanoserve.cli.dashboard.history import History
@@ -23,7 +25,7 @@ LATE_INTERVALS = 3.0
 DEFAULT_INTERVAL = 1.0
 
 
-def show(address: str, interval: float | None, once: bool) -> None:
+def show(access: Access, interval: float | None, once: bool) -> None:
     """Until q, Ctrl-C or SIGTERM, or with `once` one picture. Raises NanoserveError if no
     status ever came."""
     console = Console(highlight=False)
@@ -31,9 +33,9 @@ def show(address: str, interval: float | None, once: bool) -> None:
     live = not once and sys.stdout.isatty() and not console.is_dumb_terminal
     with (
         Wakeups(keys=live and sys.stdin.isatty()) as wakeups,
-        Feed(address, interval, wakeups.notify) as feed,
+        Feed(lambda: client_of(access), interval, wakeups.notify) as feed,
     ):
-        view = View(address, History(), glyphs_for(console.encoding))
+        view = View(access.address, History(), glyphs_for(console.encoding))
         shown = Shown(view, interval or DEFAULT_INTERVAL, feed)
         if live:
             _show_live(console, shown, wakeups)
