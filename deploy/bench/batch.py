@@ -21,12 +21,13 @@ class BatchTimes:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`streams` prompts of `prompt` random ids, drawn from `seed`."""
+    """`streams` prompts of `prompt` random ids, drawn from `seed`, sent by `processes`."""
 
     streams: int
     prompt: int
     vocab_size: int
     seed: int
+    processes: int = 1
 
     def prompts(self) -> list[list[int]]:
         """What is sent, for another engine to take."""
@@ -55,7 +56,7 @@ class Batch:
             Content(Fixed(self.prompt), Fixed(max_tokens)),
             requests=self.streams,
             seed=self.seed,
-            processes=1,
+            processes=self.processes,
             sample_interval=0,  # nothing else is to be asked of the server
             vocab_size=self.vocab_size,
         )

@@ -1,7 +1,8 @@
 """`python -m deploy.bench.gpu`: decode steps through worker, scheduler and client processes.
 
 All requests of a batch are sent at once; a step is (T(all tokens) - T(one token)) over the tokens
-between, medians over repetitions.
+between, medians over repetitions. A client or front end of one process handles some 20,000 messages
+a second: `--clients` and `--frontends` give them more.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ def main(arguments: list[str] | None = None) -> int:
     vocab_size = json.loads((args.model / "config.json").read_text())["vocab_size"]
     settings = ServerSettings(
         model=args.model,
-        listen=None,
+        listen=args.listen,
         simulate=False,
         worker_args=tuple(shlex.split(args.worker_args)),
-        scheduler_args=tuple(shlex.split(args.scheduler_args)),
+        scheduler_args=("--frontends", str(args.frontends), *shlex.split(args.scheduler_args)),
         echo=False,
         stop_patience=40.0,
     )
@@ -38,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         progress.end(f"ready after {progress.seconds:.1f} s")
         print("batch   step ms (repetitions)          out tok/s   first token ms")
         for streams in args.streams:
-            batch = Batch(streams, args.prompt, vocab_size, streams)
+            batch = Batch(streams, args.prompt, vocab_size, streams, min(args.clients, streams))
             batch.run(servers.address, 8)
             steps, firsts = [], []
             for _ in range(args.repetitions):
@@ -68,6 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--prompt", type=int, default=512, help="prompt ids (default: %(default)s)")
     add("--output", type=int, default=256, help="output tokens (default: %(default)s)")
     add("--repetitions", type=int, default=5, help="of each batch (default: %(default)s)")
+    add("--clients", type=int, default=1, help="client processes (default: %(default)s)")
+    add("--frontends", type=int, default=0, help="of the scheduler (default: %(default)s)")
+    add("--listen", metavar="HOST:PORT", help="of the scheduler (default: a unix socket)")
     add("--worker-args", default="", metavar="FLAGS", help="more flags for the worker")
     add("--scheduler-args", default="", metavar="FLAGS", help="more flags for the scheduler")
     return parser
