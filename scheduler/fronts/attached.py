@@ -39,6 +39,7 @@ class AttachedFrontEnd:
         """Ends it if it is stuck."""
         limit = SILENT_SECONDS if self.started else STARTING_SECONDS
         if time.monotonic() - self._heard > limit:
+            self.process.kill()
             self._connection.end(f"it was silent for {limit:g} s")
 
     def drain(self) -> None:

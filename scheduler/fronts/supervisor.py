@@ -19,8 +19,8 @@ _LATE_SECONDS = 1.0
 # Seconds before a front end that died is replaced: doubles, and begins anew with one that
 # served for a while.
 FIRST_DELAY, MOST_DELAY, SERVED_SECONDS = 0.1, 5.0, 30.0
-# A front end closes its socket shortly before its process ends.
-_EXIT_SECONDS = 1.0
+# From a front end's closing its socket to the end of its process: it may have a log to write.
+_EXIT_SECONDS = 5.0
 
 
 class FrontEndError(Exception):
