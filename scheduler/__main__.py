@@ -63,9 +63,23 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
     # One of those processes: the file descriptor of its socket to the engine, and its number.
     group.add_argument("--front-end", type=_front_end, help=argparse.SUPPRESS)
     group.add_argument(
+        "--tls-cert",
+        metavar="FILE",
+        help="certificate for the clients' port, PEM, with those that signed it if need be; a "
+        "file that changes is read again",
+    )
+    group.add_argument("--tls-key", metavar="FILE", help="its key, PEM, without a passphrase")
+    group.add_argument(
+        "--token-hashes",
+        metavar="FILE",
+        help="hashes of the tokens of which every call but health must have one, NAME:HASH a "
+        "line (python -m deploy.secrets token); a file that changes is read again",
+    )
+    group.add_argument(
         "--insecure",
         action="store_true",
-        help="allow addresses beyond this machine, without encryption",
+        help="allow addresses beyond this machine, of clients and of the worker, without TLS and "
+        "tokens",
     )
     group.add_argument(
         "--drain-timeout",
@@ -89,6 +103,11 @@ def _add_watching_flags(group: argparse._ArgumentGroup) -> None:
         metavar="ADDRESS",
         default="127.0.0.1:9101",
         help="HOST:PORT (port 0: any free one, see the log) of /metrics for Prometheus, or off",
+    )
+    group.add_argument(
+        "--metrics-unprotected",
+        action="store_true",
+        help="allow --metrics-listen beyond this machine; metrics know neither TLS nor tokens",
     )
     group.add_argument(
         "--max-streams-per-connection",
@@ -128,6 +147,12 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
         default="127.0.0.1:50052",
         help="the worker's HOST:PORT or unix:PATH; it may start later",
     )
+    for flag, text in (
+        ("ca", "CA that must have signed the worker's certificate, PEM; with it the link is TLS"),
+        ("cert", "the scheduler's certificate towards the worker, PEM"),
+        ("key", "its key, PEM, without a passphrase"),
+    ):
+        group.add_argument(f"--worker-tls-{flag}", metavar="FILE", help=text)
     group.add_argument(
         "--max-queue",
         metavar="REQUESTS",

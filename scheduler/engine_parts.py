@@ -6,6 +6,8 @@ import argparse
 import os
 from collections.abc import Callable
 
+from nanoserve import tls
+from nanoserve.reloaded import all_or_none
 from scheduler.api.address import check_address
 from scheduler.api.metrics import SchedulerCollector
 from scheduler.api.metrics_server import MetricsServer
@@ -18,6 +20,11 @@ from scheduler.core.policy import Policy
 from scheduler.core.static_batching import StaticBatching
 from scheduler.core.worker_link import WorkerLink
 from scheduler.link.link import GrpcWorkerLink
+
+_UNPROTECTED_LINK = (
+    "without --worker-tls-ca, --worker-tls-cert and --worker-tls-key: give them (python -m "
+    "deploy.secrets init makes the files), use a worker on this machine, or say --insecure"
+)
 
 
 def engine_maker(
@@ -55,7 +62,7 @@ def _metrics_server(flags: argparse.Namespace) -> MetricsServer | None:
     """Bound, so that a port in use stops the start. It serves until the process ends."""
     if flags.metrics_listen in ("off", ""):
         return None
-    return MetricsServer(flags.metrics_listen, flags.insecure)
+    return MetricsServer(flags.metrics_listen, flags.metrics_unprotected)
 
 
 def _policy(flags: argparse.Namespace) -> Policy:
@@ -66,8 +73,19 @@ def _policy(flags: argparse.Namespace) -> Policy:
 
 
 def _grpc_link(flags: argparse.Namespace, fingerprint: str | None) -> WorkerLink:
-    check_address("--worker", flags.worker, flags.insecure)
-    return GrpcWorkerLink(flags.worker, fingerprint=fingerprint)
+    files = _worker_tls(flags)
+    unprotected = "" if files or flags.insecure else _UNPROTECTED_LINK
+    check_address("--worker", flags.worker, unprotected)
+    return GrpcWorkerLink(flags.worker, fingerprint=fingerprint, files=files)
+
+
+def _worker_tls(flags: argparse.Namespace) -> tls.TlsFiles | None:
+    ca, cert, key = (
+        ("--worker-tls-ca", flags.worker_tls_ca),
+        ("--worker-tls-cert", flags.worker_tls_cert),
+        ("--worker-tls-key", flags.worker_tls_key),
+    )
+    return tls.load(tls.TlsFlags(cert, key, ca)) if all_or_none(ca, cert, key) else None
 
 
 def _exit(_: Exception) -> None:

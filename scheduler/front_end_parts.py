@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from scheduler.api.model_folder import ModelFolder
+from scheduler.api.protection import Protection
 from scheduler.api.server import ServerConfig
 from scheduler.api.service import ServedModel
 from scheduler.api.tokenizer import Tokenizer
@@ -13,7 +14,7 @@ from scheduler.api.tokenizer import Tokenizer
 def server_config(flags: argparse.Namespace, listen: str, share_port: bool = False) -> ServerConfig:
     return ServerConfig(
         listen=listen,
-        insecure=flags.insecure,
+        protection=Protection.of(flags),
         drain_timeout=flags.drain_timeout,
         max_request_seconds=flags.max_request_seconds,
         max_queue=flags.max_queue,

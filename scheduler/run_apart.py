@@ -9,8 +9,9 @@ import itertools
 import socket
 from collections.abc import Callable, Sequence
 
-from scheduler.api.address import AddressError, check_address, clear_unix_path
+from scheduler.api.address import AddressError, clear_unix_path
 from scheduler.api.model_folder import ModelFolder
+from scheduler.api.protection import Protection
 from scheduler.fronts.front_end_process import FrontEndProcess
 from scheduler.fronts.shared_port import SharedPort
 from scheduler.start_error import StartError, start_errors
@@ -42,7 +43,7 @@ def _own_address(flags: argparse.Namespace) -> tuple[str, SharedPort | None]:
     """The address that the front ends shall bind, ours from here on. Raises AddressError."""
     if not 1 <= flags.frontends <= MOST_FRONT_ENDS:
         raise AddressError(f"--frontends {flags.frontends}: give 0 to {MOST_FRONT_ENDS}")
-    check_address("--listen", flags.listen, flags.insecure)
+    Protection.of(flags).check(flags.listen)
     if not flags.listen.startswith("unix:"):
         port = SharedPort(flags.listen)
         return port.address, port

@@ -7,10 +7,13 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from nanoserve.environment import EnvironmentParser
 from worker.stop_signals import StopSignals
+
+if TYPE_CHECKING:
+    from nanoserve.tls import TlsFlags
 
 _Add = Callable[..., None]
 
@@ -45,8 +48,15 @@ def _add_process(add: _Add) -> None:
     add("--listen", "HOST:PORT (port 0: a free one) or unix:PATH", "127.0.0.1:50052", "ADDRESS")
     where = "HOST:PORT (port 0: a free one) where /metrics is served, or off"
     add("--metrics-listen", where, "127.0.0.1:9102", "ADDRESS")
+    others = "allow --metrics-listen where other machines can reach it, without encryption"
+    add("--metrics-unprotected", others, False)
     add("--drain-timeout", "how long an open stream may go on after SIGTERM", 30.0, "SECONDS")
-    add("--insecure", "listen where other machines can reach it", False)
+    own = "its certificate, PEM; with these three, only who has one of the CA can connect"
+    add("--tls-cert", own, str, "FILE", "no TLS")
+    add("--tls-key", "the certificate's key, PEM, without a passphrase", str, "FILE", "no TLS")
+    ca = "CA that must have signed the scheduler's certificate, PEM"
+    add("--tls-client-ca", ca, str, "FILE", "no TLS")
+    add("--insecure", "listen where other machines can reach it, without TLS", False)
     add("--debug", "compare every slot with the row's block table, and log more", False)
     add("--log-format", "of the log, on stderr", "human", choices=("human", "json"))
 
@@ -124,6 +134,17 @@ def _ids(text: str) -> frozenset[int]:
     return frozenset(int(part) for part in text.split(",") if part)
 
 
+def _tls_flags(options: argparse.Namespace) -> TlsFlags | None:
+    """Raises ValueError if some are given and some are not."""
+    from nanoserve.reloaded import all_or_none
+    from nanoserve.tls import TlsFlags
+
+    cert = ("--tls-cert", options.tls_cert)
+    key = ("--tls-key", options.tls_key)
+    ca = ("--tls-client-ca", options.tls_client_ca)
+    return TlsFlags(cert, key, ca) if all_or_none(cert, key, ca) else None
+
+
 def main() -> NoReturn:
     if sys.argv[1:2] == ["replay"]:
         from worker.replay import main as replay
@@ -144,7 +165,9 @@ def main() -> NoReturn:
         process = ProcessOptions(
             listen=ListenAddress(options.listen),
             metrics=metrics_address(options.metrics_listen),
+            tls=_tls_flags(options),
             insecure=options.insecure,
+            metrics_unprotected=options.metrics_unprotected,
             drain_timeout=options.drain_timeout,
             check_slots=options.debug or options.simulate,
         )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
+from nanoserve.reloaded import FileError
 from worker.address import ListenAddress
 from worker.executor import Executor
 from worker.geometry import Geometry
@@ -23,6 +24,7 @@ from worker.step_loop import StepLoop
 from worker.stop_signals import StopSignals
 
 if TYPE_CHECKING:
+    from nanoserve.tls import TlsFiles, TlsFlags
     from worker.metrics_server import MetricsServer
 
 log = logging.getLogger("worker")
@@ -30,25 +32,29 @@ log = logging.getLogger("worker")
 
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
-    """`metrics` None: no metrics are served. Raises ValueError for an address that others can
-    reach unless `insecure`."""
+    """`metrics` None: no metrics are served. `tls`: the files of mutual TLS. Raises ValueError
+    for an address that others can reach without it, unless `insecure`."""
 
     listen: ListenAddress
     metrics: ListenAddress | None = None
+    tls: TlsFlags | None = None
     insecure: bool = False
+    metrics_unprotected: bool = False
     drain_timeout: float = 30.0  # seconds
     check_slots: bool = False
 
     def __post_init__(self) -> None:
-        if not self.listen.is_local and not self.insecure:
+        if not (self.listen.is_local or self.tls or self.insecure):
             raise ValueError(
                 f"listen address {self.listen.text} can be reached from other machines, without "
-                "encryption: use a loopback address or a unix socket, or say --insecure"
+                "--tls-cert, --tls-key and --tls-client-ca: give them (python -m deploy.secrets "
+                "init makes the files), use a loopback address or a unix socket, or say --insecure"
             )
-        if self.metrics and not self.metrics.is_local and not self.insecure:
+        if self.metrics and not self.metrics.is_local and not self.metrics_unprotected:
             raise ValueError(
-                f"--metrics-listen {self.metrics.text} can be reached from other machines, without "
-                "encryption: use a loopback address or off, or say --insecure"
+                f"--metrics-listen {self.metrics.text} can be reached from other machines, and "
+                "metrics have no encryption and ask nobody who he is: use a loopback address or "
+                "off, or, where only Prometheus can reach it, say --metrics-unprotected"
             )
         if not 0 <= self.drain_timeout < 1e6:
             raise ValueError(f"drain_timeout is {self.drain_timeout}, must be 0 <= s < 1e6")
@@ -68,7 +74,8 @@ def run(
     on_fatal = recorders.before(exit_on_fatal)
     try:
         options.listen.check_free()
-    except OSError as error:
+        files = _load_tls(options.tls) if options.tls else None
+    except (OSError, FileError) as error:
         on_fatal(StartError(str(error)))
     metrics = _serve_metrics(options.metrics, on_fatal) if options.metrics else None
     loop = StepLoop(make_executor, on_ready=signals.events.put, on_fatal=on_fatal)
@@ -84,7 +91,7 @@ def run(
     session.statistics.load_seconds = time.monotonic() - began
     if metrics:
         metrics.show(session)
-    server = WorkerServer(WorkerService(session, loop), options.listen)
+    server = WorkerServer(WorkerService(session, loop), options.listen, files)
     try:
         address = server.start()
     except OSError as error:
@@ -96,6 +103,15 @@ def run(
     recorders.stop()
     log.info("stopped")
     _exit(0)  # not by returning, which waits for a handler that waits for a stuck device
+
+
+def _load_tls(flags: TlsFlags) -> TlsFiles:
+    """Raises FileError, before a long load."""
+    from nanoserve import tls
+
+    files = tls.load(flags)
+    files.watch(tls.tell_expiry())
+    return files
 
 
 def _serve_metrics(

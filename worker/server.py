@@ -11,6 +11,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from nanoserve import tls
 from nanoserve.v1 import worker_pb2, worker_pb2_grpc
 from worker.address import ListenAddress
 from worker.server_options import SERVER_OPTIONS
@@ -31,7 +32,11 @@ class WorkerServer:
     """Serves from `start` on; made once the executor's warm-up has worked, so that health
     is SERVING from the first call."""
 
-    def __init__(self, service: WorkerService, address: ListenAddress) -> None:
+    def __init__(
+        self, service: WorkerService, address: ListenAddress, files: tls.TlsFiles | None = None
+    ) -> None:
+        """With `files` every caller, of health too, must have a certificate of their CA."""
+        self._files = files
         self._service = service
         self._address = address
         self._health = health.HealthServicer()
@@ -47,13 +52,19 @@ class WorkerServer:
         """Returns the address that clients dial. Raises OSError if it cannot be bound."""
         self._address.check_free()
         try:
-            port = self._server.add_insecure_port(self._address.text)
+            port = self._add_port()
         except RuntimeError as error:
             raise OSError(f"cannot listen on {self._address.text}: {error}") from error
         for name in ("", SERVICE_NAME):
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._server.start()
         return self._address.with_port(port)
+
+    def _add_port(self) -> int:
+        if self._files is None:
+            return self._server.add_insecure_port(self._address.text)
+        credentials = tls.server_credentials(self._files)
+        return self._server.add_secure_port(self._address.text, credentials)
 
     def drain(self, timeout: float) -> None:
         """Stops taking new streams and ends once the open one asks for nothing more, or
@@ -67,6 +78,8 @@ class WorkerServer:
 
     def stop(self) -> None:
         """Ends the open stream with UNAVAILABLE and everything else at once."""
+        if self._files is not None:
+            self._files.close()
         self._service.end_stream(grpc.StatusCode.UNAVAILABLE, "the worker is shutting down")
         self._server.stop(grace=0.5).wait()
         if self._address.is_unix:

@@ -12,9 +12,9 @@ class AddressError(Exception):
     """An address that cannot be used; the message says what to do."""
 
 
-def check_address(flag: str, address: str, insecure: bool) -> None:
-    """Refuses what is not HOST:PORT or unix:PATH, and, unless `insecure`, a host that
-    others can reach: nothing is encrypted and nobody is asked who he is."""
+def check_address(flag: str, address: str, unprotected: str = "") -> None:
+    """Refuses what is not HOST:PORT or unix:PATH, and a host that others can reach if there is
+    something `unprotected`, words that say what, and what to do."""
     if address.startswith("unix:"):
         if not _unix_path(address):
             raise AddressError(f"{flag} {address}: has no path; give unix:PATH")
@@ -23,11 +23,8 @@ def check_address(flag: str, address: str, insecure: bool) -> None:
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise AddressError(f"{flag} {address}: give HOST:PORT (port 0 to 65535) or unix:PATH")
-    if not insecure and not _is_loopback(host):
-        raise AddressError(
-            f"{flag} {address}: others can reach it, and the traffic is not encrypted; use "
-            "127.0.0.1, or say --insecure"
-        )
+    if unprotected and not _is_loopback(host):
+        raise AddressError(f"{flag} {address}: others can reach it, {unprotected}")
 
 
 def clear_unix_path(address: str) -> None:

@@ -87,6 +87,10 @@ class CallRecords:
         if call.closed_at is not None:
             self._complete(call)
 
+    def unauthenticated(self) -> None:
+        """A call, of whatever method, that ended for want of a token."""
+        self.totals.unauthenticated += 1
+
     def close(self, call: Call, error: CallError | None = None) -> None:
         """The end of the call towards its client, told to it or not: with `error`, or else
         finished, or else its client has gone. Of several the first counts."""

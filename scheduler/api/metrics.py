@@ -102,6 +102,9 @@ def _calls(totals: CallTotals) -> Iterator[Metric]:
         for member in members:
             family.add_metric([member.name.lower()], counts.get(member.value, 0))
         yield family
+    yield _counter(
+        "unauthenticated_calls", "Calls refused for want of a good token", totals.unauthenticated
+    )
     yield _counter("prompt_tokens", "Prompt tokens of calls that got a token", totals.prompt_tokens)
     yield _counter("generation_tokens", "Tokens passed on to clients", totals.output_tokens)
 

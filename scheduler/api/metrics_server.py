@@ -30,6 +30,10 @@ MOST_CONNECTIONS = 16
 PACE_SECONDS = 0.05
 _LONGEST_HEAD = 16 << 10  # bytes
 _FLAG = "--metrics-listen"
+_UNPROTECTED = (
+    "and metrics have no encryption and ask nobody who he is: use 127.0.0.1, or, where only "
+    "Prometheus can reach it, say --metrics-unprotected"
+)
 
 
 class MetricsServer:
@@ -38,13 +42,13 @@ class MetricsServer:
     def __init__(
         self,
         listen: str,
-        insecure: bool = False,
+        unprotected: bool = False,
         seconds: float = CONNECTION_SECONDS,
         pace: float = PACE_SECONDS,
     ) -> None:
-        """`listen` is HOST:PORT, `seconds` what a connection may take, `pace` the least time
-        between two. Raises AddressError."""
-        check_address(_FLAG, listen, insecure)
+        """`listen` is HOST:PORT, which others can reach only if `unprotected`; `seconds` what a
+        connection may take, `pace` the least time between two. Raises AddressError."""
+        check_address(_FLAG, listen, "" if unprotected else _UNPROTECTED)
         if listen.startswith("unix:"):
             raise AddressError(
                 f"{_FLAG} {listen}: Prometheus knows no unix sockets; give HOST:PORT"

@@ -10,19 +10,23 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from nanoserve import tls
 from nanoserve.v1 import inference_pb2_grpc
-from scheduler.api.address import AddressError, check_address, clear_unix_path
+from scheduler.api.address import AddressError, clear_unix_path
+from scheduler.api.authentication import TokenCheck
 from scheduler.api.call_log import log_call
 from scheduler.api.call_records import CallRecords
 from scheduler.api.health import INFERENCE, HealthService
+from scheduler.api.protection import Protection
 from scheduler.api.service import InferenceService, ServedModel
+from scheduler.api.token_hashes import load_hashes
 from scheduler.api.tracing import make_tracer
 from scheduler.core.front_end import EnginePort, EngineStatus, EventBatch, FrontEnd
 
@@ -58,7 +62,7 @@ class ServerConfig:
     started this process holds the port, for it to be shared with others of his."""
 
     listen: str
-    insecure: bool = False
+    protection: Protection = field(default_factory=Protection)
     drain_timeout: float = 30.0
     max_request_seconds: float = 3600.0
     max_queue: int | None = None
@@ -68,7 +72,7 @@ class ServerConfig:
     share_port: bool = False
 
     def __post_init__(self) -> None:
-        check_address("--listen", self.listen, self.insecure)
+        self.protection.check(self.listen)
         if not 1 <= self.max_streams < 2**31:
             raise ValueError(
                 f"--max-streams-per-connection {self.max_streams}: must be from 1 to {2**31 - 1}"
@@ -99,12 +103,15 @@ class ApiServer:
         model: ServedModel,
         make_engine: Callable[[FrontEnd], RunningEngine],
     ) -> None:
+        """Raises FileError for a certificate, key or token file that cannot be used."""
         self.address = config.listen
         self._config = config
         self._loop = asyncio.get_running_loop()
+        self._tls = _load_tls(config.protection)
         self._engine = make_engine(self)
         self._tracer = make_tracer(os.environ, model.name)
         records = CallRecords(self._tracer, [log_call], config.log_text)
+        self._token_check = _load_token_check(config.protection, records)
         self._service = InferenceService(
             model,
             self._engine,
@@ -117,7 +124,10 @@ class ApiServer:
         # Unless told to, a server on a port in use must fail, not share it silently.
         share_port = ("grpc.so_reuseport", int(config.share_port))
         streams = ("grpc.max_concurrent_streams", config.max_streams)
-        self._server = grpc.aio.server(options=(*OPTIONS, share_port, streams))
+        self._server = grpc.aio.server(
+            interceptors=[self._token_check] if self._token_check else [],
+            options=(*OPTIONS, share_port, streams),
+        )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
@@ -149,7 +159,7 @@ class ApiServer:
         """Binds and starts the engine. Raises AddressError if the address is not free."""
         clear_unix_path(self.address)
         try:
-            port = self._server.add_insecure_port(self.address)
+            port = self._add_port()
         except RuntimeError as error:
             raise AddressError(f"--listen {self.address}: cannot be bound: {error}") from error
         if not self.address.startswith("unix:"):
@@ -158,6 +168,11 @@ class ApiServer:
         self._engine.start()
         self._keep_fresh = asyncio.create_task(self._health.keep_fresh())
         log.info("listening on %s", self.address)
+
+    def _add_port(self) -> int:
+        if self._tls is None:
+            return self._server.add_insecure_port(self.address)
+        return self._server.add_secure_port(self.address, tls.server_credentials(self._tls))
 
     async def drain(self, timeout: float | None = None) -> None:
         """Refuses new calls and lets running ones finish within `timeout` seconds, by default
@@ -180,7 +195,25 @@ class ApiServer:
             self._keep_fresh.cancel()
         await _try_for(_ENGINE_STOP_SECONDS, self._engine.stop)
         self._service.close()
+        for files in (self._tls, self._token_check):
+            if files is not None:
+                files.close()
         await _try_for(_LAST_SPANS_SECONDS, self._tracer.close)
+
+
+def _load_tls(protection: Protection) -> tls.TlsFiles | None:
+    if not (protection.tls_cert and protection.tls_key):
+        return None
+    flags = tls.TlsFlags(("--tls-cert", protection.tls_cert), ("--tls-key", protection.tls_key))
+    files = tls.load(flags)
+    files.watch(tls.tell_expiry())
+    return files
+
+
+def _load_token_check(protection: Protection, records: CallRecords) -> TokenCheck | None:
+    if not protection.token_hashes:
+        return None
+    return TokenCheck(load_hashes(protection.token_hashes), records.unauthenticated)
 
 
 async def _try_for(seconds: float, stop: Callable[[], None]) -> None:

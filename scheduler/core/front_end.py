@@ -167,6 +167,8 @@ class CallTotals:
     refusals: dict[str, int] = field(default_factory=dict)
     prompt_tokens: int = 0  # of calls that got a token
     output_tokens: int = 0  # passed on to clients
+    # Calls of any method without a good token. They are in no other count.
+    unauthenticated: int = 0
 
 
 @dataclass(frozen=True, slots=True)

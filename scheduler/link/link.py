@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import grpc
 import numpy as np
 
+from nanoserve import tls
+from nanoserve.connection_trouble import trouble
 from nanoserve.v1 import worker_pb2, worker_pb2_grpc
 from scheduler.core.worker_link import (
     Connected,
@@ -47,7 +49,8 @@ class GrpcWorkerLink:
 
     One thread connects and then reads answers, so an event of a window can only be posted
     while that window is the current one. `fingerprint` names the model that the worker must
-    serve; None takes any.
+    serve; None takes any. `files`: certificates for mutual TLS, read again for each connection
+    where they have changed; None: no encryption.
     """
 
     def __init__(
@@ -58,12 +61,14 @@ class GrpcWorkerLink:
         epoch: int | None = None,
         slow_retry: float = _SLOW_RETRY_SECONDS,
         channel_options: Sequence[tuple[str, int]] = CHANNEL_OPTIONS,
+        files: tls.TlsFiles | None = None,
     ) -> None:
         self._address = address
         self._fingerprint = fingerprint
         self._epoch = time.time_ns() if epoch is None else epoch
         self._slow_retry = slow_retry
         self._channel_options = channel_options
+        self._files = files
         self._backoff = Backoff()
         self._closed = threading.Event()
         # Held over each change of window and call, so that a step goes out exactly once per call.
@@ -77,6 +82,8 @@ class GrpcWorkerLink:
 
     def start(self, inbox: Inbox) -> None:
         self._inbox = inbox
+        if self._files is not None:
+            self._files.watch(tls.tell_expiry())
         self._thread.start()
 
     def send(self, plan: StepPlan) -> None:
@@ -93,6 +100,8 @@ class GrpcWorkerLink:
 
     def close(self) -> None:
         """Ends the connection and the thread; nothing is posted after it returns."""
+        if self._files is not None:
+            self._files.close()
         with self._lock:
             self._closed.set()
             for channel in self._channels:
@@ -121,10 +130,7 @@ class GrpcWorkerLink:
     def _session(self) -> None:
         """One connection, from Connect to the end of the stream, which raises RpcError. Returns
         after an answer that calls for a Reset."""
-        with (
-            grpc.insecure_channel(self._address, self._channel_options) as control,
-            grpc.insecure_channel(self._address, self._channel_options) as steps,
-        ):
+        with self._channel() as control, self._channel() as steps:
             with self._lock:
                 if self._closed.is_set():
                     return
@@ -138,6 +144,12 @@ class GrpcWorkerLink:
                 with self._lock:
                     self._call = None
                 call.cancel()
+
+    def _channel(self) -> grpc.Channel:
+        if self._files is None:
+            return grpc.insecure_channel(self._address, self._channel_options)
+        credentials = tls.client_credentials(self._files.get())
+        return grpc.secure_channel(self._address, credentials, self._channel_options)
 
     def _connect(self, stub: worker_pb2_grpc.WorkerServiceStub) -> WorkerInfo:
         request = worker_pb2.ConnectRequest(
@@ -222,7 +234,7 @@ class GrpcWorkerLink:
 
 
 def _describe(error: grpc.RpcError) -> str:
-    return f"{error.code().name}: {error.details()}"
+    return f"{error.code().name}: {trouble(error.details()) or error.details()}"
 
 
 def worker_info(response: worker_pb2.ConnectResponse) -> WorkerInfo:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from nanoserve.tls import TlsFiles
 from nanoserve.v1 import worker_pb2, worker_pb2_grpc
 from worker.address import ListenAddress
 from worker.executor import Executor
@@ -70,6 +71,7 @@ def running_worker(
     address: str = "127.0.0.1:0",
     check_slots: bool = True,
     options: SimulationOptions | None = None,
+    files: TlsFiles | None = None,
     recorders: Recorders | None = None,
     **geometry: object,
 ) -> Iterator[RunningWorker]:
@@ -89,7 +91,7 @@ def running_worker(
     recorders.start(ready.get(timeout=60))
     session = Session(made.geometry, check_slots=check_slots, recorders=recorders)
     service = WorkerService(session, loop)
-    server = WorkerServer(service, ListenAddress(address))
+    server = WorkerServer(service, ListenAddress(address), files)
     bound = server.start()
     try:
         yield RunningWorker(bound, made, session, service, server, fatal, failed)

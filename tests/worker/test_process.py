@@ -186,8 +186,9 @@ def test_every_line_of_a_json_log_is_an_object() -> None:
         (
             ("--metrics-listen", "0.0.0.0:0"),
             2,
-            "--metrics-listen 0.0.0.0:0 can be reached from other machines, without encryption: "
-            "use a loopback address or off, or say --insecure",
+            "--metrics-listen 0.0.0.0:0 can be reached from other machines, and metrics have no "
+            "encryption and ask nobody who he is: use a loopback address or off, or, where only "
+            "Prometheus can reach it, say --metrics-unprotected",
         ),
         (
             ("--metrics-listen", "unix:/tmp/metrics"),
@@ -197,8 +198,20 @@ def test_every_line_of_a_json_log_is_an_object() -> None:
         (
             ("--listen", "0.0.0.0:0"),
             2,
-            "listen address 0.0.0.0:0 can be reached from other machines, without encryption: use "
-            "a loopback address or a unix socket, or say --insecure",
+            "listen address 0.0.0.0:0 can be reached from other machines, without --tls-cert, "
+            "--tls-key and --tls-client-ca: give them (python -m deploy.secrets init makes the "
+            "files), use a loopback address or a unix socket, or say --insecure",
+        ),
+        (
+            ("--tls-cert", "c.pem", "--tls-key", "k.pem"),
+            2,
+            "--tls-cert c.pem, --tls-key k.pem: needs --tls-client-ca as well: give all of them or "
+            "none",
+        ),
+        (
+            ("--tls-cert", "c.pem", "--tls-key", "k.pem", "--tls-client-ca", "ca.pem"),
+            1,
+            "cannot start: --tls-cert c.pem: cannot be read: No such file or directory",
         ),
         (
             ("--listen", "127.0.0.1"),

@@ -172,7 +172,7 @@ def test_a_port_in_use_is_an_error_that_names_it_and_port_0_is_any_free_one():
 @pytest.mark.parametrize(
     ("address", "why"),
     [
-        ("0.0.0.0:0", "--insecure"),
+        ("0.0.0.0:0", "--metrics-unprotected"),
         ("unix:/tmp/metrics", "give HOST:PORT"),
         ("9101", "give HOST:PORT"),
         ("127.0.0.1:65536", "0 to 65535"),
@@ -183,8 +183,8 @@ def test_an_address_that_cannot_be_is_refused(address, why):
         MetricsServer(address)
 
 
-def test_with_insecure_others_may_scrape():
-    server = MetricsServer("0.0.0.0:0", insecure=True)
+def test_others_may_scrape_where_that_is_said():
+    server = MetricsServer("0.0.0.0:0", unprotected=True)
     server.close()
 
 

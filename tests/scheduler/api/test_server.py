@@ -26,14 +26,17 @@ PROMPT = {"token_ids": TokenIds(ids=[1])}
     ["127.0.0.1:0", "127.9.9.9:65535", "[::1]:50051", "localhost:1", "unix:/a", "unix:relative"],
 )
 def test_addresses_of_this_machine_are_taken(address):
-    check_address("--listen", address, insecure=False)
+    check_address("--listen", address, "and nothing is encrypted")
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "example.org:1"])
-def test_addresses_that_others_reach_need_the_flag(address):
-    with pytest.raises(AddressError, match=f"--listen .*{address[-4:]}.*--insecure"):
-        check_address("--listen", address, insecure=False)
-    check_address("--listen", address, insecure=True)
+def test_addresses_that_others_reach_need_protection(address):
+    with pytest.raises(AddressError) as raised:
+        check_address("--listen", address, "and nothing is encrypted")
+    assert str(raised.value) == (
+        f"--listen {address}: others can reach it, and nothing is encrypted"
+    )
+    check_address("--listen", address)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +44,7 @@ def test_addresses_that_others_reach_need_the_flag(address):
 )
 def test_what_is_no_address_is_refused(address):
     with pytest.raises(AddressError, match="--worker"):
-        check_address("--worker", address, insecure=True)
+        check_address("--worker", address)
 
 
 @pytest.mark.parametrize(
