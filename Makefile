@@ -30,7 +30,7 @@ SERVER_FLAGS = --worker-args="$(WORKER_ARGS)" --scheduler-args="$(SCHEDULER_ARGS
 FIND_MODEL = model="$$($(BIN)/python -m deploy.model.fetch --model '$(MODEL)')"
 
 .DEFAULT_GOAL := help
-.PHONY: help install protos model run chat serve top test lint format types loadtest soak bench-cpu bench-split bench-batching wheel clean
+.PHONY: help install protos model run chat serve top test lint format types loadtest soak bench-cpu bench-split bench-batching bench-overload wheel clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -100,6 +100,9 @@ bench-split: $(INSTALLED) $(STUBS) ## Measure what two processes cost against on
 
 bench-batching: $(INSTALLED) $(STUBS) ## Measure what batching buys, and static batching costs
 	@$(BIN)/python -m deploy.bench.batching --model '$(MODEL)' $(ARGS)
+
+bench-overload: $(INSTALLED) $(STUBS) ## Measure what is served in time at three times the capacity
+	@$(BIN)/python -m deploy.bench.overload $(ARGS)
 
 wheel: $(INSTALLED) ## Build the client's wheel into dist/
 	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
