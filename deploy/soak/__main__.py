@@ -1,9 +1,10 @@
 """`python -m deploy.soak`: faults under load, with real processes.
 
-Two parts, each with its own pair of servers: the simulated worker, for volume, and the default
-model in float32, for text. While clients read, cancel, time out, dawdle and send nonsense, the
-worker is killed, stopped, replaced and cut off. Every call must end once, with the status that it
-must have and the tokens that an undisturbed run gives. The same seed makes the same schedule.
+Two parts, each with its own pair of servers: the simulated worker, for volume, and a model, the
+default one in float32, for text. While clients read, cancel, time out, dawdle and send nonsense,
+the worker is killed, stopped, replaced and cut off. Every call must end once, with the status
+that it must have and the tokens that an undisturbed run gives. The same seed makes the same
+schedule.
 Exit status 0 if nothing is to be complained about.
 """
 
@@ -28,6 +29,7 @@ from deploy.soak.questions import (
     CRASH_ID,
     HANG_ID,
     VOCAB,
+    IdQuestions,
     Question,
     SimulatedQuestions,
     TextQuestions,
@@ -54,8 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
     results: dict[str, Result] = {}
     if args.seconds:
         results["simulated worker"] = asyncio.run(_simulated(seed, args))
-    if args.text_seconds:
-        results["default model"] = asyncio.run(_text(seed, args))
+    if args.model_seconds:
+        results[f"{args.model} model"] = asyncio.run(_model(seed, args))
     complaints = 0
     for name, result in results.items():
         report.judge_growth(result)
@@ -107,15 +109,20 @@ def _expected(
     )
 
 
-async def _text(seed: int, args: argparse.Namespace) -> Result:
-    model = await asyncio.to_thread(fetch, "default")
-    questions = TextQuestions(seed, max_tokens=48)
+async def _model(seed: int, args: argparse.Namespace) -> Result:
+    folder = await asyncio.to_thread(fetch, args.model)
+    flags = ["--model", str(folder)]
+    worker = [*flags, "--dtype", args.dtype, "--num-blocks", str(args.num_blocks)]
+    scheduler = [*flags, "--step-timeout", "40"]
+    questions: TextQuestions | IdQuestions = TextQuestions(seed, max_tokens=48)
+    if not (folder / "tokenizer.json").exists():
+        vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+        questions = IdQuestions(seed, vocab_size, prompt_len=512, max_tokens=256)
+        scheduler.append("--no-tokenizer")
     # A worker of a real model takes seconds to start: fewer faults.
-    faults = schedule(seed + 1, args.text_seconds, max(args.fault_every, 15.0), args.faults)
-    flags = ["--model", str(model)]
-    worker = [*flags, "--dtype", "float32", "--num-blocks", "64", "--step-timeout", "30"]
-    stand = Stand(worker, [*flags, "--step-timeout", "40"])
-    progress = Progress("default model")
+    faults = schedule(seed + 1, args.model_seconds, max(args.fault_every, 15.0), args.faults)
+    stand = Stand([*worker, "--step-timeout", "30"], scheduler)
+    progress = Progress("model")
     async with stand:
         answers = await _undisturbed(stand, questions.distinct(), progress.show)
         soak = Soak(
@@ -123,8 +130,8 @@ async def _text(seed: int, args: argparse.Namespace) -> Result:
             questions.question,
             lambda question: answers[question.key],
             faults,
-            args.text_seconds,
-            args.text_streams,
+            args.model_seconds,
+            args.model_streams,
             progress.show,
         )
         result = await soak.run()
@@ -155,9 +162,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--seed", type=int, help="of requests and faults (default: drawn and printed)")
     add("--seconds", type=_seconds, default=60.0, help="of simulated load (default: 60; 0: none)")
-    add("--text-seconds", type=_seconds, default=45.0, help="of the model's (default: 45; 0: none)")
+    add("--model-seconds", type=_seconds, default=45.0, help="of a model's (default: 45; 0: none)")
+    add("--model", default="default", help="its folder; without a tokenizer random ids are asked")
+    add("--dtype", default="float32", help="its worker's (default: float32, which is exact)")
+    add("--num-blocks", type=int, default=64, help="of its K/V pool (default: 64)")
     add("--streams", type=int, default=24, help="calls at a time (default: 24)")
-    add("--text-streams", type=int, default=6, help="of the model's (default: 6)")
+    add("--model-streams", type=int, default=6, help="of the model's (default: 6)")
     add("--fault-every", type=float, default=4.0, help="mean seconds between faults (default: 4)")
     add("--faults", nargs="+", choices=KINDS, default=list(KINDS), help="kinds (default: all)")
     add("--json", type=Path, metavar="FILE", help="what was found, with the faults")

@@ -19,6 +19,7 @@ _TEXTS = (
     "The three primary colours are",
     "def fibonacci(n):",
 )
+_DISTINCT_PROMPTS = 64
 # Weights, by behaviour.
 _BEHAVIOURS = {"read": 60, "cancel": 12, "deadline": 10, "slow": 8, "malformed": 8}
 _MALFORMED: tuple[Mapping[str, object], ...] = (
@@ -96,6 +97,35 @@ class TextQuestions:
     def question(self, index: int) -> Question:
         rng = random.Random(f"question {self._seed} {index}")
         return _behave(rng, index, dict(rng.choice(self.distinct()).options))
+
+
+class IdQuestions:
+    """As TextQuestions, of random ids for a model without a tokenizer."""
+
+    def __init__(self, seed: int, vocab_size: int, prompt_len: int, max_tokens: int) -> None:
+        rng = random.Random(f"prompts {seed}")
+        self._seed = seed
+        self._distinct = [
+            Question(
+                -1 - i,
+                "read",
+                {
+                    "token_ids": [rng.randrange(vocab_size) for _ in range(prompt_len)],
+                    "max_tokens": max_tokens,
+                    "temperature": 0.8 if i % 2 else 0.0,
+                    "seed": i,
+                    "ignore_eos": True,
+                },
+            )
+            for i in range(_DISTINCT_PROMPTS)
+        ]
+
+    def distinct(self) -> list[Question]:
+        return self._distinct
+
+    def question(self, index: int) -> Question:
+        rng = random.Random(f"question {self._seed} {index}")
+        return _behave(rng, index, dict(rng.choice(self._distinct).options))
 
 
 def _behave(rng: random.Random, index: int, options: dict[str, object]) -> Question:
