@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+_CLOSED = (
+    "the server closes connections before a call: it wants TLS (give its CA) or, with TLS, "
+    "another client certificate (its log says why), or it is going away"
+)
 # What gRPC and its TLS library say -> what it means, by the first that is found.
 _REASONS: tuple[tuple[str, str], ...] = (
     (
@@ -26,11 +30,8 @@ _REASONS: tuple[tuple[str, str], ...] = (
         "WRONG_VERSION_NUMBER",
         "the server does not speak TLS: connect without a CA, or start the server with TLS",
     ),
-    (
-        "Socket closed",
-        "the server closes connections before a call: it wants TLS (give its CA) or, with TLS, "
-        "another client certificate (its log says why), or it is going away",
-    ),
+    ("Socket closed", _CLOSED),
+    ("Connection reset by peer", _CLOSED),
 )
 
 

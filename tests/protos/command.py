@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+_TOKENS = ("NANOSERVE_TOKEN", "NANOSERVE_TOKEN_FILE")
 
 
 def environment(**variables: str) -> dict[str, str]:
     """This process's, with the checkout's client importable and no server named."""
     env = os.environ | {"PYTHONPATH": str(ROOT / "protos")} | variables
-    if "NANOSERVE_ADDRESS" not in variables:
-        env.pop("NANOSERVE_ADDRESS", None)
+    for name in {"NANOSERVE_ADDRESS", "NANOSERVE_TLS_CA", *_TOKENS} - set(variables):
+        env.pop(name, None)
     return env
 
 
