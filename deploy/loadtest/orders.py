@@ -45,12 +45,15 @@ class Looped:
 
     stage: int
     users: int
-    conversations: range
+    conversations: NDArray[np.int64]
     seconds: float  # until no more are sent; inf: until there are no more
 
     def share(self, part: int, parts: int) -> Looped:
-        users = self.users * (part + 1) // parts - self.users * part // parts
-        return Looped(self.stage, users, self.conversations[part::parts], self.seconds)
+        """Some of the users, with as many conversations for each as the others have."""
+        first, end = self.users * part // parts, self.users * (part + 1) // parts
+        user = np.arange(len(self.conversations)) % self.users
+        mine = self.conversations[(first <= user) & (user < end)]
+        return Looped(self.stage, end - first, mine, self.seconds)
 
 
 Order = Scheduled | Looped

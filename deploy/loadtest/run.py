@@ -40,7 +40,8 @@ def run_load(
     stop = stop or threading.Event()
     if not isinstance(plan.target, Nanoserve):
         return _run(plan, {}, None, on_counts, stop)
-    with Client(plan.target.address) as client:
+    access = plan.target.access()
+    with Client(access.address, tls_ca=access.tls_ca, token=access.token) as client:
         return _run(plan, _look_at_server(client, plan.target), client, on_counts, stop)
 
 
@@ -154,7 +155,7 @@ class _Load:
         plan = self._plan
         count = math.ceil((plan.requests or MOST_REQUESTS) / plan.turns)
         seconds = math.inf if plan.seconds is None else plan.seconds
-        order = Looped(0, arrivals.users, range(count), seconds)
+        order = Looped(0, arrivals.users, np.arange(count), seconds)
         at, timelines = self._give("", order, plan.warm_up_seconds)
         # Users who run out of conversations stop before the time is up.
         is_timed = len(timelines) < (plan.requests or math.inf)

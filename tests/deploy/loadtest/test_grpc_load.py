@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from deploy.loadtest.arrivals import Burst, Closed
@@ -233,7 +234,7 @@ async def test_users_of_a_closed_loop_have_one_request_each_at_a_time() -> None:
 
     with ScriptedServer(watch) as server:
         plan = a_plan(server.address, arrivals=Closed(3))
-        timelines = await carry_out(plan, Looped(0, 3, range(40), float("inf")))
+        timelines = await carry_out(plan, Looped(0, 3, np.arange(40), float("inf")))
     assert Counter(timeline.status for timeline in timelines) == {"OK": 40}
     assert 1 <= most[0] <= 3
     ends = sorted(timeline.ended for timeline in timelines)
@@ -245,7 +246,7 @@ async def test_users_of_a_closed_loop_have_one_request_each_at_a_time() -> None:
 async def test_a_user_thinks_before_the_next_request() -> None:
     with ScriptedServer(count_up) as server:
         plan = a_plan(server.address, arrivals=Closed(1), think=0.1)
-        timelines = await carry_out(plan, Looped(0, 1, range(3), float("inf")))
+        timelines = await carry_out(plan, Looped(0, 1, np.arange(3), float("inf")))
     for last, following in itertools.pairwise(timelines):
         assert following.planned == pytest.approx(last.ended + 0.1, abs=1e-5)
         assert following.sent is not None
@@ -255,7 +256,7 @@ async def test_a_user_thinks_before_the_next_request() -> None:
 async def test_a_closed_loop_sends_no_more_after_its_time() -> None:
     with ScriptedServer(count_up) as server:
         plan = a_plan(server.address, arrivals=Closed(2), seconds=1)
-        timelines = await carry_out(plan, Looped(0, 2, range(10**6), 0.3))
+        timelines = await carry_out(plan, Looped(0, 2, np.arange(10**6), 0.3))
     assert all(timeline.planned < 0.3 for timeline in timelines)
     assert {timeline.status for timeline in timelines} == {"OK"}
     assert len(timelines) == len(server.requests) >= 2
@@ -326,7 +327,7 @@ async def test_a_server_that_goes_away_ends_its_requests() -> None:
 
     with server:
         plan = a_plan(server.address, arrivals=Closed(1))
-        order = Looped(0, 1, range(3), float("inf"))
+        order = Looped(0, 1, np.arange(3), float("inf"))
         timelines = await carry_out(plan, order, go_away)
     assert [timeline.status for timeline in timelines][1:] == ["UNAVAILABLE", "UNAVAILABLE"]
     assert timelines[0].status in ("UNAVAILABLE", "CANCELLED")
@@ -349,7 +350,7 @@ async def test_a_server_that_comes_back_is_used_again() -> None:
 
     with server:
         plan = a_plan(server.address, arrivals=Closed(1), requests=1000)
-        timelines = await carry_out(plan, Looped(0, 1, range(1000), float("inf")), restart)
+        timelines = await carry_out(plan, Looped(0, 1, np.arange(1000), float("inf")), restart)
     again.stop(grace=None).wait()
     statuses = [timeline.status for timeline in timelines]
     assert len(timelines) == 1000

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import psutil
 import pytest
 
 from deploy.loadtest.arrivals import Arrivals, Burst, Closed, Open, Ramp, Replay
 from deploy.loadtest.fleet import LoadError
 from deploy.loadtest.lengths import Fixed
-from deploy.loadtest.orders import Counts
+from deploy.loadtest.orders import Counts, Looped
 from deploy.loadtest.plan import Content, LoadPlan, Nanoserve
 from deploy.loadtest.run import run_load
 from deploy.loadtest.workload import Workload
@@ -99,6 +100,20 @@ def test_a_closed_loop_takes_the_planned_number(server: ScriptedServer) -> None:
     assert [timeline.index for timeline in run.timelines] == list(range(23))
     assert {timeline.status for timeline in run.timelines} == {"OK"}
     assert (run.stages[0].rate, run.stages[0].concurrency) == (None, 5)
+
+
+def test_a_closed_loop_of_fewer_users_than_processes_takes_the_planned_number(
+    server: ScriptedServer,
+) -> None:
+    run = run_load(a_plan(server, Closed(1), requests=5, processes=2))
+    assert [timeline.index for timeline in run.timelines] == list(range(5))
+
+
+def test_processes_share_a_closed_loop_s_requests_by_their_users() -> None:
+    order = Looped(0, 3, np.arange(8), 1.0)
+    shares = [order.share(part, 2) for part in range(2)]
+    assert [share.users for share in shares] == [1, 2]
+    assert [share.conversations.tolist() for share in shares] == [[0, 3, 6], [1, 2, 4, 5, 7]]
 
 
 def test_a_trace_is_replayed_at_its_times(server: ScriptedServer, tmp_path: Path) -> None:
