@@ -41,7 +41,8 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Requests within all limits. Failed and unfinished ones are not."""
+    """Requests within all limits. Failed and unfinished ones are not. The rate is of the
+    window, as all rates are: of a warm-up it counts what ended inside."""
 
     limits: Limits
     judged: int
@@ -50,13 +51,24 @@ class Goodput:
     per_second: float  # good ones that ended within the measuring window
 
     @classmethod
-    def of(cls, requests: Sequence[Request], stages: Sequence[Stage], limits: Limits) -> Self:
-        judged = [request for request in requests if request.judged]
-        good = [request for request in judged if limits.met_by(request.measures)]
+    def of(
+        cls,
+        counted: Sequence[Request],
+        traffic: Sequence[Request],
+        stages: Sequence[Stage],
+        limits: Limits,
+    ) -> Self:
+        """Share of the requests `counted`, and rate of `traffic`."""
+        judged = sum(request.judged for request in counted)
+        good = len(_good(counted, limits))
         seconds = sum(stage.seconds for stage in stages)
-        ended = count_inside([request.timeline.ended for request in good], stages)
-        share = len(good) / len(judged) if judged else None
-        return cls(limits, len(judged), len(good), share, ended / seconds if seconds > 0 else 0.0)
+        ends = [request.timeline.ended for request in _good(traffic, limits)]
+        rate = count_inside(ends, stages) / seconds if seconds > 0 else 0.0
+        return cls(limits, judged, good, good / judged if judged else None, rate)
+
+
+def _good(requests: Sequence[Request], limits: Limits) -> list[Request]:
+    return [r for r in requests if r.judged and limits.met_by(r.measures)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,5 +96,5 @@ class Figures:
             latency_seconds=Latencies.of(counted),
             unanswered=Unanswered.of(counted),
             per_second=Rates.of(traffic, stages),
-            goodput=Goodput.of(counted, stages, limits) if limits else None,
+            goodput=Goodput.of(counted, traffic, stages, limits) if limits else None,
         )

@@ -79,6 +79,21 @@ def test_failed_and_unfinished_requests_are_misses_and_cancelled_ones_are_not_ju
     assert summary_of(served(0)).whole.goodput is None  # without limits
 
 
+def test_the_rate_of_good_requests_is_the_window_s_like_every_rate() -> None:
+    summary = summary_of(
+        served(0, planned=900, warm_up=True),
+        timeline((950, 1), planned=800, end=1500, warm_up=True),  # too late for its limit
+        served(1, planned=1500),
+        served(2, planned=2900),
+        limits="ttft:100",
+    )
+    goodput = summary.whole.goodput
+    assert (goodput.judged, goodput.good) == (2, 2)
+    # The first of the warm-up ended inside, the last one outside.
+    assert goodput.per_second == 1.0
+    assert summary.whole.per_second.requests == 1.5
+
+
 def test_latencies_leave_out_what_the_plan_cancelled_or_read_slowly() -> None:
     summary = summary_of(
         served(0),
