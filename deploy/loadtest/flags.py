@@ -24,6 +24,11 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="HOST:PORT or unix:PATH of a nanoserve scheduler, or http://HOST:PORT of a server "
         "with OpenAI's API (default: %(default)s)",
     )
+    add = _adder(parser)
+    ca = "encrypt, and trust servers with certificates of this CA; system: of a public one"
+    add("--tls-ca", str, "FILE", ca, shown="$NANOSERVE_TLS_CA, else no encryption")
+    shown = "$NANOSERVE_TOKEN, else the file $NANOSERVE_TOKEN_FILE, else no token"
+    add("--token-file", str, "FILE", "holds the token that the server wants", shown=shown)
     _add_arrivals(parser)
     _add_bounds(_adder(parser.add_argument_group("how long")))
     _add_content(_adder(parser.add_argument_group("what is asked")))

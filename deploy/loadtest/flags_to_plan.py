@@ -66,6 +66,7 @@ _ONLY: tuple[tuple[tuple[str, ...], Callable[[argparse.Namespace], bool], str], 
     (("slow_gap",), lambda a: a.slow_readers > 0, "with --slow-readers"),
     (("prefixes",), lambda a: a.shared_prefix > 0, "with --shared-prefix"),
     (("endpoint", "model", "body"), lambda a: "://" in a.target, "with an http:// target"),
+    (("tls_ca", "token_file"), lambda a: "://" not in a.target, "with a nanoserve target"),
     (("prompt_len", "output_len"), lambda a: a.trace is None, "without --trace"),
     (
         ("prompt_len", "output_len", "text", "trace", "shared_prefix", "turns"),
@@ -77,7 +78,9 @@ _ONLY: tuple[tuple[tuple[str, ...], Callable[[argparse.Namespace], bool], str], 
 
 def _target(args: argparse.Namespace) -> Nanoserve | OpenAI:
     if not args.target.startswith(("http://", "https://")):
-        return Nanoserve(args.target)
+        target = Nanoserve(args.target, args.tls_ca, args.token_file)
+        target.access()
+        return target
     try:
         body = json.loads(args.body)
     except ValueError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import ssl
 from typing import Any
 
 from deploy.loadtest.frames import LARGEST_WINDOW
@@ -14,6 +15,7 @@ from deploy.loadtest.plan import LoadPlan, Nanoserve
 from deploy.loadtest.record import Record
 from deploy.loadtest.target import CONNECT_SECONDS, Failed
 from deploy.loadtest.workload import Request
+from nanoserve.access import Access
 from nanoserve.v1 import inference_pb2 as pb
 
 CONNECTIONS = 4  # per process: one connection's window and lock are not to be the limit
@@ -27,7 +29,9 @@ class GrpcTarget:
     """A lost connection is made again; requests meanwhile use the others, or fail."""
 
     def __init__(self, target: Nanoserve, plan: LoadPlan) -> None:
-        self._address = target.address
+        self._access = target.access()
+        self._address = self._access.address
+        self._ssl = _ssl_context(self._access)
         self._plan = plan
         self._fast: list[Connection] = []
         self._slow: list[Connection] = []
@@ -91,10 +95,15 @@ class GrpcTarget:
         connection = Connection(self._headers(), window, lambda: self._replace(connection, window))
         if self._address.startswith("unix:"):
             path = self._address.removeprefix("unix:")
-            await loop.create_unix_connection(lambda: connection, path)
+            name = "localhost" if self._ssl else None
+            await loop.create_unix_connection(
+                lambda: connection, path, ssl=self._ssl, server_hostname=name
+            )
         else:
             host, _, port = self._address.rpartition(":")
-            await loop.create_connection(lambda: connection, host.strip("[]"), int(port))
+            await loop.create_connection(
+                lambda: connection, host.strip("[]"), int(port), ssl=self._ssl
+            )
         await connection.ready
         return connection
 
@@ -118,11 +127,21 @@ class GrpcTarget:
         authority = "localhost" if self._address.startswith("unix:") else self._address
         return [
             (":method", "POST"),
-            (":scheme", "http"),
+            (":scheme", "https" if self._ssl else "http"),
             (":path", _PATH),
             (":authority", authority),
             ("te", "trailers"),
             ("content-type", "application/grpc"),
             ("user-agent", "nanoserve-loadtest"),
             ("grpc-timeout", f"{round(1000 * self._plan.request_timeout)}m"),
+            *self._access.metadata,
         ]
+
+
+def _ssl_context(access: Access) -> ssl.SSLContext | None:
+    if not access.is_encrypted:
+        return None
+    roots = access.roots
+    context = ssl.create_default_context(cadata=roots.decode("ascii") if roots else None)
+    context.set_alpn_protocols(["h2"])
+    return context

@@ -68,7 +68,8 @@ class Connection(asyncio.BufferedProtocol):
         self._send_window = frames.DEFAULT_WINDOW  # of the connection
         self._frame_size = frames.DEFAULT_FRAME_SIZE
         self._received = 0  # bytes of data not given back to the connection's window
-        self._read_buffer = bytearray(_READ_BYTES)
+        # asyncio's TLS fills slices of it, which of a bytearray would be copies.
+        self._read_buffer = memoryview(bytearray(_READ_BYTES))
         self._rest = bytearray()
         self._block: tuple[int, int, bytes] | None = None  # headers to be continued
         self._out: list[bytes] = []
@@ -127,12 +128,12 @@ class Connection(asyncio.BufferedProtocol):
         first = (frames.PREFACE, frames.settings(ours), frames.window_update(0, grow))
         transport.write(b"".join(first))
 
-    def get_buffer(self, _sizehint: int) -> bytearray:
+    def get_buffer(self, _sizehint: int) -> memoryview:
         return self._read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         buffer = self._rest
-        buffer += memoryview(self._read_buffer)[:nbytes]
+        buffer += self._read_buffer[:nbytes]
         offset, end = 0, len(buffer)
         while end - offset >= frames.FRAME_HEADER_LEN:
             length, kind, flags, stream_id = frames.frame_header(buffer, offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from deploy.loadtest.arrivals import Arrivals, Burst, Ramp, Replay
 from deploy.loadtest.goodput import Limits
 from deploy.loadtest.lengths import Fixed, Lengths
 from deploy.loadtest.limits import check
+from nanoserve.access import Access, access_from
 
 MOST_REQUESTS = 1_000_000
 ENDPOINTS = ("completions", "chat")
@@ -19,9 +21,16 @@ _DEFAULT_LENGTH = Fixed(128)
 
 @dataclass(frozen=True, slots=True)
 class Nanoserve:
-    """A nanoserve scheduler: "host:port" or "unix:PATH"."""
+    """A nanoserve scheduler: "host:port" or "unix:PATH". The token itself is no part of a plan,
+    which is saved: it is in `token_file` or the environment."""
 
     address: str
+    tls_ca: str | None = None
+    token_file: str | None = None
+
+    def access(self) -> Access:
+        """Raises ValueError."""
+        return access_from(os.environ, self.address, self.tls_ca, self.token_file)
 
 
 @dataclass(frozen=True, slots=True)

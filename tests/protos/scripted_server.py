@@ -26,7 +26,9 @@ class ScriptedServer(pb_grpc.InferenceServiceServicer):
     `cancelled` is set when a call that `hold` answers was cancelled by its client.
     """
 
-    def __init__(self, handler: Handler | None = None) -> None:
+    def __init__(
+        self, handler: Handler | None = None, credentials: grpc.ServerCredentials | None = None
+    ) -> None:
         self.handler = handler or say("Hello", " world")
         self.status = pb.GetStatusResponse(
             ready=True,
@@ -48,7 +50,11 @@ class ScriptedServer(pb_grpc.InferenceServiceServicer):
         self.cancelled = threading.Event()
         self._server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
         pb_grpc.add_InferenceServiceServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        if credentials is None:
+            port = self._server.add_insecure_port("127.0.0.1:0")
+        else:
+            port = self._server.add_secure_port("127.0.0.1:0", credentials)
+        self.address = f"127.0.0.1:{port}"
 
     def __enter__(self) -> Self:
         self._server.start()

@@ -39,6 +39,14 @@ from tests.protos.scripted_server import ScriptedServer
         (["--rate", "1", "--slow-gap", "1"], "--slow-gap goes only with --slow-readers"),
         (["--rate", "1", "--prefixes", "2"], "--prefixes goes only with --shared-prefix"),
         (["h:1", "--rate", "1", "--model", "m"], "--model goes only with an http:// target"),
+        (
+            ["http://h", "--rate", "1", "--tls-ca", "c"],
+            "--tls-ca goes only with a nanoserve target",
+        ),
+        (
+            ["h:1", "--rate", "1", "--tls-ca", "/none"],
+            "CA file /none: cannot be read: No such file",
+        ),
         (["--rate", "1", "--trace", "x", "--output-len", "2"], "--output-len goes only without --"),
         (["--burst", "--workload", "mixed512", "--turns", "2"], "--turns goes only without --work"),
     ],
