@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -115,16 +116,25 @@ class LoadPlan:
             raise ValueError("a burst needs requests: how many to send at once")
         if self.requests is None and self.seconds is None and not self.is_bounded_by_arrivals:
             raise ValueError("neither requests nor seconds is given: give one to bound the run")
-        if self.seconds is not None and self.warm_up_seconds >= self.seconds:
+        self._check_seconds()
+        self._check_content()
+
+    def _check_seconds(self) -> None:
+        arrivals, seconds = self.arrivals, math.inf if self.seconds is None else self.seconds
+        if self.warm_up_seconds >= seconds:
             raise ValueError(
                 f"warm-up-seconds is {self.warm_up_seconds:g}, must be less than seconds, "
-                f"{self.seconds:g}: nothing would be measured"
+                f"{seconds:g}: nothing would be measured"
             )
-        if self.warm_up_seconds and isinstance(self.arrivals, Burst | Ramp):
+        if isinstance(arrivals, Ramp) and arrivals.stage_seconds > seconds:
+            raise ValueError(
+                f"seconds is {seconds:g}, must be at least stage-seconds, "
+                f"{arrivals.stage_seconds:g}: there would be no stage"
+            )
+        if self.warm_up_seconds and isinstance(arrivals, Burst | Ramp):
             raise ValueError(
                 "warm-up-seconds does not go with burst and ramp: use warm-up-requests"
             )
-        self._check_content()
 
     def _check_content(self) -> None:
         content, target = self.content, self.target

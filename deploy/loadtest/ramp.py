@@ -9,7 +9,8 @@ A stage holds if at least 95 % of the requests that were planned up to `allowanc
 end had ended well by its end, so that the queue did not grow with time; the allowance is
 twice the p99 of the first held stage's end-to-end times, at most half a stage. With goodput
 limits at least 95 % of the stage's requests must be within them as well. What the plan
-cancels counts as ended well, and for goodput not at all.
+cancels counts as ended well, and for goodput not at all. A stage with no request to judge by,
+and one that the plan's bounds would cut short, end the search.
 """
 
 from __future__ import annotations
@@ -58,15 +59,12 @@ class Judge:
         self._allowance = self._most_allowance = ramp.stage_seconds / 2
         self._has_base = False
 
-    def holds(self, stage: Stage, timelines: Sequence[Timeline]) -> bool:
-        """`timelines` are the stage's. Raises ValueError if it had too few to tell."""
+    def holds(self, stage: Stage, timelines: Sequence[Timeline]) -> bool | None:
+        """`timelines` are the stage's. None if there is no request to judge by."""
         timelines = [t for t in timelines if t.status != NOT_DUE]
         due = [t for t in timelines if t.planned <= stage.end - self._allowance]
         if not due:
-            raise ValueError(
-                f"a stage of {stage.seconds:g} s at {stage.rate:g} requests a second has "
-                "no request to judge by: make stage-seconds larger"
-            )
+            return None
         ended = [(t.status == "OK" or t.cancelled) and t.ended <= stage.end for t in due]
         if sum(ended) < SHARE * len(due) or not self._is_good(timelines):
             return False

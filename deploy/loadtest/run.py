@@ -88,6 +88,15 @@ def _look_at_server(client: Client, target: Nanoserve) -> dict[str, Any]:
     return asdict(status)
 
 
+def _check_first_stage(ramp: Ramp, plan: LoadPlan, times: np.ndarray, most: int) -> None:
+    what = f"the first stage of {ramp.stage_seconds:g} s at {ramp.first:g} requests a second"
+    if len(times) > most:
+        limit = plan.requests or MOST_REQUESTS
+        raise ValueError(f"requests is {limit}, and {what} has more: allow more, or begin lower")
+    if not (times <= ramp.stage_seconds / 2).any():
+        raise ValueError(f"{what} has no request to judge by: make stage-seconds larger")
+
+
 class _Load:
     """The orders of a plan, one after another, and what came of them."""
 
@@ -165,28 +174,33 @@ class _Load:
         judge = Judge(ramp, self._plan.goodput)
 
         def holds(rate: float) -> bool | None:
-            number = len(self.stages)
-            arrivals = Open(rate / self._plan.turns, ramp.cv)
-            seed, most = self._workload.arrival_seed(number), self._requests_left(ramp)
-            times = arrivals.times(seed, most, ramp.stage_seconds)
-            if most == 0 or self._stop.is_set():
+            times = self._stage_times(ramp, rate)
+            if times is None:
                 return None
-            numbers = self._next + np.arange(len(times))
+            number, first = len(self.stages), self._next
             self._next += len(times)
-            order = Scheduled(number, numbers, times)
+            order = Scheduled(number, np.arange(first, self._next), times)
             at, timelines = self._give(f"{rate:.3g} requests/s", order, 0.0)
             self._add(at, timelines, ramp.stage_seconds, rate, None)
             return None if self._stop.is_set() else judge.holds(self.stages[-1], timelines)
 
         return find_knee(ramp, holds)
 
-    def _requests_left(self, ramp: Ramp) -> int:
-        """Conversations that the plan's bounds still allow."""
-        plan = self._plan
-        elapsed = time.monotonic() - self._origin
-        if plan.seconds is not None and elapsed + ramp.stage_seconds > plan.seconds:
-            return 0
-        return (plan.requests or MOST_REQUESTS) // plan.turns - self._next
+    def _stage_times(self, ramp: Ramp, rate: float) -> np.ndarray | None:
+        """Of the conversations of a ramp's next stage; None if the plan's bounds leave no room
+        for it, since part of a stage says nothing of its rate. Raises ValueError if there is
+        not even room for the first."""
+        plan, number = self._plan, len(self.stages)
+        left = (plan.requests or MOST_REQUESTS) // plan.turns - self._next
+        arrivals = Open(rate / plan.turns, ramp.cv)
+        seed = self._workload.arrival_seed(number)
+        times = arrivals.times(seed, left + 1, ramp.stage_seconds)
+        if number == 0:
+            _check_first_stage(ramp, plan, times, left)
+            return times
+        end = time.monotonic() - self._origin - self.stages[0].start + ramp.stage_seconds
+        is_over = plan.seconds is not None and end > plan.seconds
+        return None if is_over or len(times) > left or self._stop.is_set() else times
 
     def _give(
         self, what: str, order: Order, warm_up_seconds: float

@@ -37,6 +37,7 @@ def plan(target: Any = HERE, arrivals: Any = None, **others: Any) -> LoadPlan:
         ({"arrivals": Burst(), "requests": None, "seconds": 1}, "a burst needs requests"),
         ({"seconds": 2, "warm_up_seconds": 2}, "warm-up-seconds is 2, must be less than seconds"),
         ({"arrivals": Burst(), "warm_up_seconds": 2}, "does not go with burst and ramp"),
+        ({"arrivals": Ramp(1), "seconds": 19}, "seconds is 19, must be at least stage-seconds, 20"),
         ({"arrivals": Replay()}, "a replay needs content with a trace"),
         ({"target": CHAT}, "endpoint chat takes text, not token ids"),
         ({"target": CHAT, "content": Mixed512()}, "endpoint chat takes text, not token ids"),

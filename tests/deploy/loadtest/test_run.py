@@ -153,10 +153,33 @@ def test_a_ramp_has_a_stage_for_each_rate_and_finds_where_requests_fail(
         assert all(stage.start <= t.planned < stage.end for t in timelines)
 
 
-def test_a_ramp_stops_at_the_bound_of_requests(server: ScriptedServer) -> None:
-    run = run_load(a_plan(server, Ramp(20.0, stage_seconds=0.5, cv=0), requests=25))
-    assert len(run.timelines) == 25
-    assert len(run.stages) == 2
+def test_a_ramp_has_no_stage_that_its_bound_of_requests_cuts_short(
+    server: ScriptedServer,
+) -> None:
+    run = run_load(a_plan(server, Ramp(20.0, stage_seconds=0.5, cv=0), requests=29))
+    assert [stage.rate for stage in run.stages] == [20.0]
+    assert len(run.timelines) == 10
+    assert run.knee == 20.0
+
+
+def test_a_ramp_of_the_time_of_one_stage_has_one(server: ScriptedServer) -> None:
+    run = run_load(a_plan(server, Ramp(20.0, stage_seconds=0.5, cv=0), seconds=0.5))
+    assert [stage.rate for stage in run.stages] == [20.0]
+
+
+@pytest.mark.parametrize(
+    ("ramp", "message"),
+    [
+        (Ramp(20.0, stage_seconds=0.5, cv=0), "requests is 9, and the first stage of 0.5 s at 20"),
+        (Ramp(0.01, stage_seconds=0.5), "no request to judge by: make stage-seconds larger"),
+    ],
+)
+def test_a_ramp_whose_first_stage_cannot_be_judged_is_refused(
+    server: ScriptedServer, ramp: Ramp, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        run_load(a_plan(server, ramp, requests=9))
+    assert not server.requests
 
 
 def test_a_stop_ends_the_run_with_what_there_is(server: ScriptedServer) -> None:
