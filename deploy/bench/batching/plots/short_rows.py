@@ -56,19 +56,19 @@ def _draw_rows(axes: Axes, bill: Bill) -> None:
     )
     axes.set_yticks(range(len(bill.requests)))
     axes.set_yticklabels([f"{s.work.useful} tokens" for s in bill.requests])
-    axes.invert_yaxis()
+    axes.set_ylim(len(bill.requests) + 1.7, -0.7)  # room for the legend
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("seconds since they were sent")
 
 
 def _draw_legend(axes: Axes) -> None:
     handles = [
-        Patch(color=_LONGER, label="steps of the long request"),
-        Patch(color=_USEFUL, label="steps that made a short one's tokens"),
+        Patch(color=_LONGER, label="steps that made the long one's tokens"),
+        Patch(color=_USEFUL, label="steps that made a short one's"),
         Patch(facecolor="white", edgecolor=_USEFUL, hatch=HATCH, label="steps for nobody"),
         axes.plot([], [], "o", color="black", markersize=6, label="the client has its end")[0],
     ]
-    axes.legend(handles=handles, loc="lower right", fontsize=9)
+    axes.legend(handles=handles, loc="lower center", fontsize=8.5, ncols=2)
 
 
 def _draw_latencies(axes: Axes, bills: Sequence[Bill]) -> None:
