@@ -152,12 +152,15 @@ class _Load:
         plan = self._plan
         order = Scheduled(0, np.arange(len(times)), times)
         at, timelines = self._give("", order, plan.warm_up_seconds)
-        is_timed = seconds is not None and len(times) * plan.turns < (plan.requests or math.inf)
+        most = plan.requests or math.inf
+        if isinstance(plan.arrivals, Replay):
+            most = min(most, len(self._workload.trace) * plan.turns)
+        is_timed = seconds is not None and len(times) * plan.turns < most
         rate = None
         if isinstance(plan.arrivals, Open):
             rate = plan.arrivals.rate * plan.turns
         elif isinstance(plan.arrivals, Replay) and len(times) > 1:
-            rate = len(times) / float(times[-1] or math.inf)
+            rate = len(times) * plan.turns / float(times[-1] or math.inf)
         self._add(at, timelines, seconds if is_timed else None, rate, None)
 
     def _loop(self, arrivals: Closed) -> None:

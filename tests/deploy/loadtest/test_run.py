@@ -127,6 +127,19 @@ def test_a_trace_is_replayed_at_its_times(server: ScriptedServer, tmp_path: Path
     assert [timeline.prompt_tokens for timeline in run.timelines] == [3, 5, 4]
 
 
+def test_a_replay_is_measured_until_its_time_is_up_or_its_trace_has_ended(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("time,prompt_len,output_len\n0,3,2\n0.2,3,2\n0.4,3,2\n")
+    cut = run_load(a_plan(server, Replay(), content=Content(trace=path), seconds=0.3))
+    assert len(cut.timelines) == 2
+    assert cut.stages[0].seconds == pytest.approx(0.3, abs=3e-6)
+    whole = run_load(a_plan(server, Replay(), content=Content(trace=path), seconds=50))
+    assert len(whole.timelines) == 3
+    assert whole.stages[0].end == whole.timelines[-1].ended
+
+
 def test_a_ramp_has_a_stage_for_each_rate_and_finds_where_requests_fail(
     server: ScriptedServer,
 ) -> None:
