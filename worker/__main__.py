@@ -34,6 +34,22 @@ def parser() -> EnvironmentParser:
     return result
 
 
+def replay_parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(
+        prog="python -m worker replay",
+        description="Runs the steps of a recording again, one at a time, and compares tokens, "
+        "flags and refusals. Flags that are not given are as the recorded worker had them. Exit "
+        "status: 0 equal, 1 different, 2 not to be replayed.",
+    )
+    text = "what --record wrote, or a file of a --dump-dir"
+    result.add_argument("recording", type=Path, metavar="FILE", help=text)
+    _add_log(_adder(result))
+    _add_model(_adder(result.add_argument_group("model and pool")))
+    _add_limits(_adder(result.add_argument_group("limits")))
+    _add_simulation(_adder(result.add_argument_group("simulated worker (no torch, no weights)")))
+    return result
+
+
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The flags, of the command line unless `arguments` are given."""
     flags = parser()
@@ -57,6 +73,10 @@ def _add_process(add: _Add) -> None:
     ca = "CA that must have signed the scheduler's certificate, PEM"
     add("--tls-client-ca", ca, str, "FILE", "no TLS")
     add("--insecure", "listen where other machines can reach it, without TLS", False)
+    _add_log(add)
+
+
+def _add_log(add: _Add) -> None:
     add("--debug", "compare every slot with the row's block table, and log more", False)
     add("--log-format", "of the log, on stderr", "human", choices=("human", "json"))
 
@@ -149,7 +169,7 @@ def main() -> NoReturn:
     if sys.argv[1:2] == ["replay"]:
         from worker.replay import main as replay
 
-        sys.exit(replay(sys.argv[2:], parser()))
+        sys.exit(replay(sys.argv[2:], replay_parser()))
     signals = StopSignals()
     options = parse()
     # After the handlers are in place: these take a while.

@@ -126,7 +126,7 @@ class Recorder:
                 return
             self._lost = self._bytes + event.size > self._max_bytes
             self._events.append(Lost() if self._lost else event)
-            self._bytes += event.size
+            self._bytes += 0 if self._lost else event.size
         if not self._wake.is_set():
             self._wake.set()
 
@@ -222,8 +222,10 @@ class Recorders:
             hung = isinstance(error, StepTimeout)
             crashed = worker_pb2.RECORDING_END_REASON_CRASHED
             reason = worker_pb2.RECORDING_END_REASON_HUNG if hung else crashed
-            self._close(reason, f"{type(error).__name__}: {error}", _FATAL_SECONDS)
-            exit_on(error)
+            try:
+                self._close(reason, f"{type(error).__name__}: {error}", _FATAL_SECONDS)
+            finally:
+                exit_on(error)
 
         return end
 

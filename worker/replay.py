@@ -8,7 +8,6 @@ import os
 import sys
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
 from nanoserve.v1 import worker_pb2
 from worker.answer import Answer
@@ -27,15 +26,7 @@ EQUAL, DIFFERENT, UNUSABLE = 0, 1, 2
 
 def main(arguments: list[str], flags: argparse.ArgumentParser) -> int:
     """The exit status: 0 if all was as recorded, 1 if something was not, 2 for a file or flags
-    that cannot be replayed. `flags` are the worker's own; those that are not given are as the
-    recorded worker's were."""
-    flags.prog = "python -m worker replay"
-    flags.description = (
-        "Runs the steps of a recording again, one at a time, and compares tokens, flags and "
-        "refusals. Flags of model, limits and simulation are as they were recorded unless given. "
-        "Exit status: 0 equal, 1 different, 2 not to be replayed."
-    )
-    flags.add_argument("recording", type=Path, metavar="FILE", help="a recording or a dump")
+    that cannot be replayed."""
     path = flags.parse_args(arguments).recording
     try:
         reader = RecordingReader(path)
@@ -44,7 +35,7 @@ def main(arguments: list[str], flags: argparse.ArgumentParser) -> int:
         if not options.simulate and options.model is None:
             raise RecordingError(f"{path} does not tell its worker's model: give --model DIR")
         replay = Replay(reader, options)
-    except (OSError, RecordingError, StartError) as error:
+    except (OSError, ValueError, RecordingError, StartError) as error:
         print(f"{flags.prog}: {error}", file=sys.stderr)
         return UNUSABLE
     replay.run()
@@ -82,7 +73,7 @@ class Replay:
             self._executor.geometry, check_slots=options.debug or options.simulate
         )
         self._request_ids = [""] * self._executor.geometry.max_rows
-        self._running: worker_pb2.Step | None = None
+        self._running: worker_pb2.Step | None = None  # while the executor has it
 
     def run(self) -> None:
         """Up to the file's end, or to a step that is fatal."""
@@ -96,6 +87,8 @@ class Replay:
                     try:
                         self._step(entry.step)
                     except Exception as error:
+                        if self._running is None:
+                            raise
                         logging.getLogger(__name__).error("a step was fatal", exc_info=error)
                         self._fatal(error)
                         return

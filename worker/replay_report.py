@@ -184,8 +184,8 @@ def _because(end: worker_pb2.RecordingEnd) -> str:
 
 
 def _columns(result: worker_pb2.StepResult) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens int32 [m] and flags uint8 [m]."""
-    tokens = np.frombuffer(result.tokens, "<i4")
+    """Tokens int32 [m] and flags uint8 [m]. Bytes of a damaged file that make no token are none."""
+    tokens = np.frombuffer(result.tokens[: len(result.tokens) // 4 * 4], "<i4")
     flags = np.frombuffer(result.flags, "u1") if result.flags else np.zeros(len(tokens), np.uint8)
     return tokens, flags
 

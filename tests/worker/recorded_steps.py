@@ -18,7 +18,7 @@ from scheduler.link.encoder import encode_step
 from tests.worker.running_worker import Stream, connect
 from tests.worker.toy_scheduler import ToyRequest, ToyScheduler, random_requests
 from tests.worker.worker_process import ROOT, WorkerProcess
-from worker.__main__ import parser
+from worker.__main__ import replay_parser
 from worker.geometry import Geometry
 from worker.recording import Entry, RecordingReader
 from worker.recording_flags import recorded_options
@@ -101,10 +101,8 @@ def write(path: Path, messages: Sequence[Entry]) -> Path:
 def replayed(path: Path, *arguments: str) -> ReplayReport:
     """What the command finds, in this process."""
     reader = RecordingReader(path)
-    flags = parser()
-    flags.add_argument("recording", type=Path)
-    given = [str(path), *arguments]
-    replay = Replay(reader, recorded_options(flags, given, reader.start))
+    options = recorded_options(replay_parser(), [str(path), *arguments], reader.start)
+    replay = Replay(reader, options)
     replay.run()
     replay.report.cut_off = reader.cut_off
     return replay.report
