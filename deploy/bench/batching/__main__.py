@@ -16,6 +16,7 @@ import argparse
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from deploy.bench.batching.loads import Mix
@@ -25,6 +26,7 @@ from deploy.bench.machine import machine
 from deploy.local.progress import Progress
 from deploy.model.fetch import fetch
 
+BUSY = 0.5  # a load average from which on figures are not those of the machine
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "batching"
 
 
@@ -40,21 +42,31 @@ def main(arguments: list[str] | None = None) -> int:
         model = ("--model", str(folder), "--threads", str(args.threads))
         name = folder.name
     flags = (*model, *shlex.split(args.worker_args))
+    title = args.title or _title(name)  # of before the run: it knows of other work
     progress = Progress("bench-batching")
     measurements = Measurements(sizes, flags, progress.show)
     measurements.run()
     progress.show("drawing")
     args.out.mkdir(parents=True, exist_ok=True)
-    title = args.title or _title(name)
     text = write_report(args.out, sizes, measurements.rates, measurements.bills, title)
     progress.end(f"took {progress.seconds:.0f} s; CSV files and pictures are in {args.out}")
     print(text)
     return 0
 
 
+def _at_least(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"is {text!r}, must be a number from {least} on")
+        return int(text)
+
+    return parse
+
+
 def _title(model: str) -> str:
-    of = machine()
-    return f"{model}, {of['cores']} cores of {of['processor']}, {of['date']}"
+    of, load = machine(), os.getloadavg()[0]
+    others = f", beside other work (load average {load:.1f})" if load > BUSY else ""
+    return f"{model}, {of['cores']} cores of {of['processor']}, {of['date']}{others}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -67,11 +79,18 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", default="default", help="as for make (default: %(default)s)")
     add("--simulate", action="store_true", help="a simulated worker; see --worker-args")
     sizes = [1, 2, 4, 8, 16, 32, 64]
-    add("--batches", type=int, nargs="+", default=sizes, help="default: 1 2 4 8 16 32 64")
-    add("--prompt", type=int, default=32, help="prompt ids of the bursts (default: %(default)s)")
-    add("--output", type=int, default=64, help="their output tokens (default: %(default)s)")
-    add("--rounds", type=int, default=3, help="of each burst (default: %(default)s)")
-    add("--mix-requests", type=int, default=64, help="default: %(default)s")
+    add("--batches", type=_at_least(1), nargs="+", default=sizes, help="default: 1 2 4 8 16 32 64")
+    add(
+        "--prompt",
+        type=_at_least(1),
+        default=32,
+        help="prompt ids of the bursts (default: %(default)s)",
+    )
+    add(
+        "--output", type=_at_least(8), default=64, help="their output tokens (default: %(default)s)"
+    )
+    add("--rounds", type=_at_least(1), default=3, help="of each burst (default: %(default)s)")
+    add("--mix-requests", type=_at_least(8), default=64, help="default: %(default)s")
     threads = len(os.sched_getaffinity(0))
     add("--threads", type=int, default=threads, help="of torch (default: %(default)s)")
     add("--worker-args", default="", metavar="FLAGS", help="more flags for the worker")

@@ -40,9 +40,7 @@ def _draw(folder: Path, sizes: Sizes, curve: Curve, bills: Sequence[Bill], title
     plot_throughput(curve, f"{title}; {bursts}", folder / "throughput.png")
     seven = [_median_round(bills, policy) for policy in Policy]
     arriving = [bill for bill in bills if bill.load == ARRIVING]
-    what = (
-        f"{title}\nOn 8 rows: one request of 32 tokens and seven of 4; a mix of short and long ones"
-    )
+    what = f"{title}\nOn 8 rows: one request of 32 tokens and seven of 4; a mix of short and long"
     plot_short_rows(seven, arriving, what, folder / "short_rows.png")
     backlog = [bill for bill in bills if bill.load == BACKLOG]
     static = next(bill for bill in backlog if bill.policy is Policy.STATIC)

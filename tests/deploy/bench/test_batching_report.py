@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from deploy.bench.batching import measure
+from deploy.bench.batching.__main__ import main
 from deploy.bench.batching.loads import Asked, Mix, seven_behind_one
 from deploy.bench.batching.measure import ARRIVING, BACKLOG, SEVEN, Measurements, Sizes
 from deploy.bench.batching.policies import Bill, Policy, bill
@@ -108,6 +109,23 @@ def test_each_picture_is_there_and_small(folder: Path) -> None:
         "throughput.png",
     ]
     assert all(10_000 < size < 200_000 for size in sizes.values())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--batches", "0"], "--batches: is '0', must be a number from 1 on"),
+        (["--rounds", "x"], "--rounds: is 'x', must be a number from 1 on"),
+        (["--output", "7"], "--output: is '7', must be a number from 8 on"),
+        (["--mix-requests", "-8"], "--mix-requests"),
+    ],
+)
+def test_sizes_that_measure_nothing_are_refused(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(flags)
+    assert message in capsys.readouterr().err
 
 
 class FakeWorker(nullcontext):
