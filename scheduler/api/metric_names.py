@@ -61,7 +61,7 @@ STEP_TIMES: tuple[tuple[str, str, Callable[[StepStatistics], Histogram]], ...] =
     ),
     (
         "step_wire_seconds",
-        "The round trip less the worker's own time, its queue included",
+        "The round trip of a step less its time within the worker",
         lambda steps: steps.wire,
     ),
     (

@@ -18,11 +18,15 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from scheduler.api.health import STUCK_SECONDS
 from scheduler.api.metric_names import REQUEST_TIMES, STEP_TIMES, histogram_family
 from scheduler.core.front_end import CallTotals, EngineStatus, FailureKind, FinishReason
 from scheduler.core.statistics import Statistics
 
 _BREATH_SECONDS = 1e-4
+_READY = "1 if a worker is connected, the engine's loop turns and the server is not draining"
+_EXPECTED_WAIT = "How long a request that comes would wait for its first step"
+_WORKER = "The worker that is connected, or was last; none before the first"
 _FAILURES: tuple[FinishReason | FailureKind, ...] = tuple(FailureKind)
 _OUTCOMES = (*FinishReason, *_FAILURES)
 
@@ -63,25 +67,26 @@ class SchedulerCollector(Collector):
 
     def _load(self, status: EngineStatus) -> Iterator[Metric]:
         limits = status.limits
-        usable = limits.usable_blocks if limits else 0
+        rows, usable = (limits.max_rows, limits.usable_blocks) if limits else (0, 0)
         used = usable - status.free_blocks if usable else 0
         age = max(0.0, self._clock() - status.loop_turned_at)
         for name, text, value in (
-            ("ready", "1 if a worker is connected and the server is not draining", status.ready),
+            ("ready", _READY, status.ready and age < STUCK_SECONDS),
             ("num_requests_running", "Requests that have a row", status.running),
             ("num_requests_waiting", "Requests that wait for a row", status.waiting),
-            ("max_requests_running", "Rows", limits.max_rows if limits else 0),
+            ("max_requests_running", "Requests that can have a row at a time", rows),
             ("kv_cache_usage_perc", "Used part of the blocks, 0 to 1", used / max(1, usable)),
             ("kv_cache_blocks", "Blocks that requests can have", usable),
             ("kv_cache_free_blocks", "Blocks that no request holds", status.free_blocks),
             ("steps_in_flight", "Steps sent and not answered", status.steps_in_flight),
-            ("expected_queue_wait_seconds", "Of a request that comes now", status.expected_wait),
+            ("expected_queue_wait_seconds", _EXPECTED_WAIT, status.expected_wait),
             ("engine_loop_age_seconds", "Since the last turn of the engine's loop", age),
         ):
             yield GaugeMetricFamily(f"nanoserve_{name}", text, value)
-        worker = InfoMetricFamily("nanoserve_connected_worker", "None before the first")
+        worker = InfoMetricFamily("nanoserve_connected_worker", _WORKER)
         if status.worker_incarnation:
-            incarnation = str(status.worker_incarnation)
+            # As the worker's own metrics have it, so that the two can be joined.
+            incarnation = f"{status.worker_incarnation:016x}"
             worker.add_metric([], {"incarnation": incarnation, "device": status.worker_device})
         yield worker
 

@@ -73,7 +73,13 @@ def test_gauges_and_counters_are_the_engines_status_and_the_calls_totals(engine)
     assert found["nanoserve_requests_total", "stop"] == 3
     assert found["nanoserve_requests_total", "queue_full"] == 2
     assert found["nanoserve_requests_refused_total", "queue_full"] == 2
-    assert found["nanoserve_connected_worker_info", "simulated", "7"] == 1
+    assert found["nanoserve_connected_worker_info", "simulated", "0000000000000007"] == 1
+
+
+def test_an_engine_that_stands_still_is_not_ready(engine):
+    turned_at = engine.status().loop_turned_at
+    ready = [samples(text_of(engine, turned_at + s))["nanoserve_ready",] for s in (9, 11)]
+    assert ready == [1, 0]
 
 
 def test_each_histogram_has_its_buckets_sum_and_count(engine):
