@@ -19,6 +19,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from deploy.local.child import Child
+from deploy.local.health_channel import health_channel
 from deploy.local.restarts import Restarts
 from deploy.local.stop_signals import StopSignals
 from nanoserve.environment import known_variables
@@ -112,8 +113,7 @@ class Servers:
         Raises ServerDied, Interrupted, or TimeoutError after `timeout` seconds.
         """
         give_up = time.monotonic() + timeout
-        options = [("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", 200)]
-        with grpc.insecure_channel(self.address, options=options) as channel:
+        with health_channel(self.address, self._settings.scheduler_args) as channel:
             health = health_pb2_grpc.HealthStub(channel)
             while not self._is_serving(health):
                 self.check()

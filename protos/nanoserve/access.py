@@ -10,7 +10,7 @@ from functools import cached_property
 import grpc
 import grpc.aio
 
-from nanoserve.channel import DEFAULT_ADDRESS, channel_options, is_local
+from nanoserve.channel import DEFAULT_ADDRESS, channel_options, is_local, tls_options
 
 # Instead of a file: the certificate authorities that gRPC brings, for a public certificate.
 SYSTEM_CA = "system"
@@ -69,16 +69,20 @@ class Access:
     def channel(self) -> grpc.Channel:
         options = channel_options(self.address)
         if not self.is_encrypted:
-            return grpc.insecure_channel(self.address, options=options)
+            return grpc.insecure_channel(self.address, options)
         credentials = grpc.ssl_channel_credentials(self.roots)
-        return grpc.secure_channel(self.address, credentials, options=options)
+        return grpc.secure_channel(
+            self.address, credentials, [*options, *tls_options(self.address)]
+        )
 
     def aio_channel(self) -> grpc.aio.Channel:
         options = channel_options(self.address)
         if not self.is_encrypted:
-            return grpc.aio.insecure_channel(self.address, options=options)
+            return grpc.aio.insecure_channel(self.address, options)
         credentials = grpc.ssl_channel_credentials(self.roots)
-        return grpc.aio.secure_channel(self.address, credentials, options=options)
+        return grpc.aio.secure_channel(
+            self.address, credentials, [*options, *tls_options(self.address)]
+        )
 
 
 def access_from(

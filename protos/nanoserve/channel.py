@@ -40,6 +40,12 @@ def channel_options(address: str) -> list[tuple[str, int]]:
     return options
 
 
+def tls_options(address: str) -> list[tuple[str, str]]:
+    """More of them with TLS. The host of a unix socket is this machine: gRPC would look for its
+    path in the certificate."""
+    return [("grpc.ssl_target_name_override", "localhost")] if address.startswith("unix:") else []
+
+
 def is_local(address: str) -> bool:
     """Whether `address` is a unix socket or a loopback address."""
     if address.startswith("unix:"):

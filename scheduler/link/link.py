@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 
 from nanoserve import tls
+from nanoserve.channel import tls_options
 from nanoserve.connection_trouble import trouble
 from nanoserve.v1 import worker_pb2, worker_pb2_grpc
 from scheduler.core.worker_link import (
@@ -149,7 +150,8 @@ class GrpcWorkerLink:
         if self._files is None:
             return grpc.insecure_channel(self._address, self._channel_options)
         credentials = tls.client_credentials(self._files.get())
-        return grpc.secure_channel(self._address, credentials, self._channel_options)
+        options = [*self._channel_options, *tls_options(self._address)]
+        return grpc.secure_channel(self._address, credentials, options)
 
     def _connect(self, stub: worker_pb2_grpc.WorkerServiceStub) -> WorkerInfo:
         request = worker_pb2.ConnectRequest(

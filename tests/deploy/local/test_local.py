@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from deploy.local.restarts import Restarts
+from deploy.secrets.__main__ import main as secrets
 from nanoserve import Client, FinishReason
 from worker.simulated_tokens import expected_tokens
 
@@ -147,6 +148,23 @@ def test_run_gives_the_command_a_ready_server_and_returns_its_status(
     assert output.splitlines()[-1] == "got 5"
     assert "ready at unix:" in output
     assert os.listdir(folder) == []
+
+
+def test_serve_knows_when_a_scheduler_with_tls_and_tokens_is_ready(
+    launch: Callable[..., Launcher], folder: Path, tmp_path: Path
+) -> None:
+    assert secrets(["init", str(tmp_path)]) == 0
+    ours = tmp_path / "scheduler"
+    flags = f"{NO_TOKENIZER} --tls-cert {ours}/tls.pem --tls-key {ours}/tls-key.pem"
+    address = f"unix:{folder}/public.sock"
+    serving = launch("serve", f"{flags} --token-hashes {ours}/token-hashes", f"--listen={address}")
+    serving.wait_for("ready at")
+    token = (tmp_path / "client/token").read_text().strip()
+    with Client(address, tls_ca=tmp_path / "client/ca.pem", token=token) as client:
+        assert client.status().ready
+    serving.process.send_signal(signal.SIGTERM)
+    status, output = serving.end()
+    assert status == 0, output
 
 
 def test_serve_drains_on_an_interrupt_and_leaves_nothing(

@@ -26,8 +26,8 @@ def ours(tmp_path: Path) -> Certificates:
 
 
 @contextmanager
-def secure_worker(files: tls.TlsFlags) -> Iterator[RunningWorker]:
-    with running_worker(files=tls.load(files)) as worker:
+def secure_worker(files: tls.TlsFlags, address="127.0.0.1:0") -> Iterator[RunningWorker]:
+    with running_worker(files=tls.load(files), address=address) as worker:
         yield worker
 
 
@@ -48,9 +48,12 @@ def reason(address: str, files: tls.TlsFlags | None) -> str:
         return inbox.next(Disconnected).reason
 
 
-def test_who_has_certificates_of_each_others_ca_connects(ours: Certificates) -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "unix:{}/worker"])
+def test_who_has_certificates_of_each_others_ca_connects(
+    ours: Certificates, tmp_path: Path, address: str
+) -> None:
     with (
-        secure_worker(ours.both_ways(ours.server())) as worker,
+        secure_worker(ours.both_ways(ours.server()), address.format(tmp_path)) as worker,
         linked(worker.address, ours.both_ways(ours.client())) as inbox,
     ):
         assert inbox.next(Connected).info.vocab_size == 1000
