@@ -67,7 +67,7 @@ def _add_process(add: _Add) -> None:
     others = "allow --metrics-listen where other machines can reach it, without encryption"
     add("--metrics-unprotected", others, False)
     add("--drain-timeout", "how long an open stream may go on after SIGTERM", 30.0, "SECONDS")
-    own = "its certificate, PEM; with these three, only who has one of the CA can connect"
+    own = "the worker's certificate, PEM; with these three, who connects must have one too"
     add("--tls-cert", own, str, "FILE", "no TLS")
     add("--tls-key", "the certificate's key, PEM, without a passphrase", str, "FILE", "no TLS")
     ca = "CA that must have signed the scheduler's certificate, PEM"
