@@ -16,7 +16,7 @@ from deploy.loadtest.latencies import TITLES
 from deploy.loadtest.notes import notes
 from deploy.loadtest.numbers import milliseconds, number, percent, short_milliseconds
 from deploy.loadtest.settings_text import settings_lines
-from deploy.loadtest.stage_text import stage_name
+from deploy.loadtest.stage_text import stage_load, stage_name
 from deploy.loadtest.summary import Summary
 
 
@@ -122,8 +122,8 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
             f"{percent(goodput.share)} ({goodput.good:,} of {goodput.judged:,}), "
             f"{number(goodput.per_second)} requests/s, within {goodput.limits}",
         )
-    if summary.knee is not None:
-        yield "knee", f"{number(summary.knee)} requests/s: the highest rate that held"
+    if knee := _knee(summary):
+        yield "knee", knee
     if server := summary.server:
         yield (
             "server",
@@ -137,6 +137,18 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         f"p50 {milliseconds(lag.p50)}, p99 {milliseconds(lag.p99)}, max {milliseconds(lag.max)} "
         f"ms (void above p99 {1000 * LIMIT_SECONDS:g} ms)",
     )
+
+
+def _knee(summary: Summary) -> str:
+    """Empty if the run was no ramp."""
+    arrivals = summary.settings.get("arrivals")
+    if summary.knee is None:
+        is_ramp = isinstance(arrivals, dict) and arrivals.get("kind") == "Ramp"
+        return "none: no rate that was tried held" if is_ramp else ""
+    highest = max((stage_load(stage) for stage, _ in summary.stages), default=summary.knee)
+    if summary.knee >= highest:
+        return f"at least {number(summary.knee)} requests/s: every rate that was tried held"
+    return f"{number(summary.knee)} requests/s: the highest rate that held"
 
 
 def _side_by_side(title: str, first: str, rows: Iterable[tuple[str, Figures]]) -> RenderableType:

@@ -135,6 +135,24 @@ def test_parts_of_a_mix_and_stages_have_a_row_each() -> None:
     assert "b 2 1.00 4.00 100 / 100 20.0 / 20.0 100.0 %" in rows
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"ramp": True, "knee": 2.0}, "2.00 requests/s: the highest rate that held"),
+        ({"ramp": True, "knee": 4.0}, "at least 4.00 requests/s: every rate that was tried held"),
+        ({"ramp": True, "knee": None}, "none: no rate that was tried held"),
+        ({"knee": 2.0}, "at least 2.00 requests/s: every rate that was tried held"),
+    ],
+)
+def test_the_knee_says_how_much_it_says(values: dict[str, object], said: str) -> None:
+    settings = SETTINGS | {"arrivals": {"kind": "Ramp", "first": 2.0}}
+    assert f"knee {said}" in lines_of(printed(a_run(settings=settings, **values)))
+
+
+def test_only_a_ramp_has_a_knee() -> None:
+    assert "knee" not in printed(a_run())
+
+
 def test_a_void_run_says_so_on_the_terminal_and_a_good_one_does_not() -> None:
     assert "VOID" in printed(a_run(lag=9.0))
     assert "the load tool lagged: p99 9.0 ms, limit 5 ms" in printed(a_run(lag=9.0))
