@@ -61,7 +61,13 @@ def _add_arrivals(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_bounds(add: _Add) -> None:
-    add("--requests", int, "N", "most measured requests", shown="512 for a burst of mixed512")
+    add(
+        "--requests",
+        int,
+        "N",
+        "most measured requests; of a ramp, no stage goes past",
+        shown="512 for a burst of mixed512",
+    )
     add(
         "--seconds",
         float,
