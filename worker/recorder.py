@@ -130,14 +130,18 @@ class Recorder:
         if not self._wake.is_set():
             self._wake.set()
 
-    def close(self, end: worker_pb2.RecordingEnd, deadline: float) -> None:
-        """Ends the sink after what is queued, waiting until `deadline` (monotonic) at most."""
+    def finish(self, end: worker_pb2.RecordingEnd) -> None:
+        """Ends the sink after what is queued; the first end counts."""
         if self._end is None:
             self._end = end
         self._closing.set()
         self._wake.set()
         if self._thread.ident is None:  # the worker ends before it was ready
             self._guarded(self.sink.end, end)
+
+    def join(self, deadline: float) -> None:
+        """Waits for the end, until `deadline` (monotonic) at most."""
+        if self._thread.ident is None:
             return
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
@@ -149,7 +153,7 @@ class Recorder:
             self._closing.wait(_GATHER_SECONDS)
             self._wake.clear()
             self._turn()
-        self._turn()  # what came before `close`
+        self._turn()  # what came before `finish`
         if self._end is not None:
             self._guarded(self.sink.end, self._end)
 
@@ -232,4 +236,6 @@ class Recorders:
     def _close(self, reason: worker_pb2.RecordingEndReason, message: str, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         for recorder in self._all:
-            recorder.close(worker_pb2.RecordingEnd(reason=reason, message=message), deadline)
+            recorder.finish(worker_pb2.RecordingEnd(reason=reason, message=message))
+        for recorder in self._all:
+            recorder.join(deadline)

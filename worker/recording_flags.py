@@ -17,7 +17,9 @@ _OUTCOME = ("model", "limits", "simulated")
 
 def make_recorders(flags: argparse.ArgumentParser, options: argparse.Namespace) -> Recorders:
     """Those that `--record` and `--dump-dir` ask for. Raises ValueError for a place that cannot
-    be written."""
+    be written, or a flag without the one that it belongs to."""
+    if options.dump_prompts and not options.dump_dir:
+        raise ValueError("--dump-prompts is of dumps: give --dump-dir DIR too")
     recorders = []
     arguments = as_arguments(flags, options)
     try:

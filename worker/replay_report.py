@@ -39,10 +39,9 @@ class ReplayReport:
     times: ReplayTimes = field(default_factory=ReplayTimes)
     # By incarnation and step id: those whose recorded results are yet to come.
     _open: dict[tuple[int, int], StepRun] = field(default_factory=dict)
-    _incarnation: int = 0
     _fatal_step: tuple[int, int] | None = None
     _fatal_text: str = ""
-    _fatal_was_answered: bool = False
+    _fatal_unanswered: int = 0  # its repetitions without a recorded result
 
     @property
     def is_different(self) -> bool:
@@ -74,12 +73,13 @@ class ReplayReport:
         """`step` ended the run."""
         self._fatal_step = step.incarnation, step.step_id
         self._fatal_text = f"{type(error).__name__}: {error}"
+        self._fatal_unanswered = max(step.decode_steps, 1)
 
     def compare(self, recorded: worker_pb2.RecordedResult) -> None:
         was = recorded.result
         key = recorded.incarnation, was.step_id
         if key == self._fatal_step:
-            self._fatal_was_answered = True
+            self._fatal_unanswered -= 1
         if not (run := self._open.get(key)) or was.sub_step >= len(run.results):
             return  # it was refused here, which is told already, or was never run
         here = run.results[was.sub_step]
@@ -122,7 +122,7 @@ class ReplayReport:
     def _fatal_difference(self) -> str:
         """How the end of one run is not that of the other; empty if it is."""
         was = FATAL_ENDS.get(self.end.reason) if self.end else None
-        if self._fatal_step and (self._fatal_was_answered or not was):
+        if self._fatal_step and (not self._fatal_unanswered or not was):
             return f"step {self._fatal_step[1]} is fatal here, and was not"
         if was and not self._fatal_step:
             hint = ""

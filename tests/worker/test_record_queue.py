@@ -61,7 +61,8 @@ def test_events_that_a_stuck_disk_leaves_no_room_for_are_lost_up_to_the_next_inc
     while len(sink.taken) < 4 and time.monotonic() < deadline:
         time.sleep(0.01)
     recorder.put(Began(9))
-    recorder.close(STOPPED, time.monotonic() + 30)
+    recorder.finish(STOPPED)
+    recorder.join(time.monotonic() + 30)
     assert sink.taken == [Began(1), *steps[:2], Lost(), Began(9)]
     assert sink.ends == [STOPPED]
 
@@ -74,7 +75,8 @@ def test_a_worker_that_ends_does_not_wait_for_a_stuck_disk(
     recorder.start(small_geometry())
     recorder.put(Began(1))
     assert sink.stuck.wait(30)
-    recorder.close(STOPPED, time.monotonic())
+    recorder.finish(STOPPED)
+    recorder.join(time.monotonic())
     assert "the stuck one is not whole: the disk takes too long" in caplog.text
     sink.go.set()
 
@@ -95,9 +97,9 @@ def test_a_recording_that_falls_behind_ends_and_the_steps_go_on(
 
 
 def test_a_full_disk_ends_the_recording_and_not_the_worker(tmp_path: Path) -> None:
-    """A limit on the size of files stands for the disk's."""
+    """A limit on the size of files stands for the disk's; bytecode would be cut off by it too."""
     path = tmp_path / "steps.bin"
-    limited = ("bash", "-c", 'ulimit -f 16; exec "$@"', "bash")
+    limited = ("bash", "-c", 'ulimit -f 16; exec env PYTHONDONTWRITEBYTECODE=1 "$@"', "bash")
     with worker_process(*SIMULATED, "--record", str(path), prefix=limited) as worker:
         player = Player(stub_of(worker), small_geometry(), seed=1)
         player.play(100)

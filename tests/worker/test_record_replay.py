@@ -27,6 +27,7 @@ from tests.worker.worker_process import worker_process
 from worker.__main__ import parse, parser
 from worker.recording import Entry, RecordingError, RecordingReader
 from worker.recording_flags import make_recorders
+from worker.replay_report import ReplayReport
 from worker.start import make_executor
 
 
@@ -44,7 +45,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
         player.stream.send(bad, after)
         assert [next(player.stream.call).refusal.reason for _ in range(2)] == [1, 4]
         assert stub.Reset(worker_pb2.ResetRequest(epoch=5)).incarnation != player.incarnation
-        Player(stub, small_geometry(), seed=2).play()
+        Player(stub, small_geometry(), seed=2).play(80)
         Player(stub, small_geometry(), seed=3, epoch=6).play(40)
         assert worker.stop() == 0
     return path
@@ -248,6 +249,25 @@ def test_a_place_that_cannot_be_written_stops_the_start(tmp_path: Path, flag: st
     path = tmp_path / "file" / "below"
     with pytest.raises(ValueError, match=f"{flag}: Not a directory: {path}"):
         make_recorders(parser(), parse(["--simulate", flag, str(path)]))
+
+
+def test_dump_prompts_without_a_folder_for_dumps_stops_the_start() -> None:
+    with pytest.raises(ValueError, match="--dump-prompts is of dumps: give --dump-dir DIR too"):
+        make_recorders(parser(), parse(["--simulate", "--dump-prompts"]))
+
+
+@pytest.mark.parametrize(("answered", "different"), [(0, False), (1, False), (2, True)])
+def test_a_crash_is_the_recorded_one_if_its_step_was_not_answered_whole(
+    answered: int, different: bool
+) -> None:
+    report = ReplayReport(worker_pb2.RecordingStart())
+    step = worker_pb2.Step(step_id=3, incarnation=7, decode_steps=2)
+    report.fatal(step, RuntimeError("no"))
+    for sub_step in range(answered):
+        result = worker_pb2.StepResult(step_id=3, sub_step=sub_step)
+        report.compare(worker_pb2.RecordedResult(incarnation=7, result=result))
+    report.end = worker_pb2.RecordingEnd(reason=worker_pb2.RECORDING_END_REASON_CRASHED)
+    assert report.is_different is different
 
 
 def test_a_worker_that_cannot_start_leaves_no_empty_recording(tmp_path: Path) -> None:
