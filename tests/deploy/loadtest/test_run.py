@@ -225,10 +225,12 @@ def test_a_server_that_does_not_answer_or_is_not_ready_is_an_error(
 
 def test_a_lost_generator_is_an_error_and_none_is_left(server: ScriptedServer) -> None:
     server.handler = server.hold
+    killed: list[int] = []
 
     def kill(_what: str, _counts: Counts) -> None:
-        if server.requests:
-            os.kill(generators()[0].pid, signal.SIGKILL)
+        if server.requests and not killed:
+            killed.append(generators()[0].pid)
+            os.kill(killed[0], signal.SIGKILL)
 
     with pytest.raises(LoadError, match="ended by itself, with exit status -9"):
         run_load(a_plan(server, Burst(), requests=4, processes=2), kill)
