@@ -30,13 +30,13 @@ SERVER_FLAGS = --worker-args="$(WORKER_ARGS)" --scheduler-args="$(SCHEDULER_ARGS
 FIND_MODEL = model="$$($(BIN)/python -m deploy.model.fetch --model '$(MODEL)')"
 
 .DEFAULT_GOAL := help
-.PHONY: help install protos model run chat serve top test lint format types loadtest soak bench-cpu bench-split bench-batching bench-overload wheel clean
+.PHONY: help install protos model run chat serve top test test-containers lint format types loadtest soak bench-cpu bench-split bench-batching bench-overload wheel clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
 	@echo "Usage: make TARGET [VARIABLE=value ...]"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) \
-		| while IFS='|' read -r target text; do printf '  %-14s %s\n' "$$target" "$$text"; done
+		| while IFS='|' read -r target text; do printf '  %-15s %s\n' "$$target" "$$text"; done
 	@echo "Variables: PYTHON VENV MODEL PROMPT LISTEN ARGS WORKER_ARGS SCHEDULER_ARGS" \
 		"SEED PYTEST_ARGS JOBS"
 
@@ -73,11 +73,14 @@ test: $(INSTALLED) $(STUBS) ## Run the tests, with the default model
 	@$(BIN)/python -m deploy.model.fetch >/dev/null
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
+test-containers: $(INSTALLED) $(STUBS) ## Build the images and test the deployment (root, Docker)
+	@TEST_CONTAINERS=1 $(BIN)/python -m pytest tests/end_to_end/test_containers.py $(PYTEST_ARGS)
+
 lint: $(INSTALLED) ## Check style: Python, protos, shell
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/buf lint protos
-	@$(BIN)/shellcheck .ci/run
+	@$(BIN)/shellcheck .ci/run tests/end_to_end/containers.sh
 
 format: $(INSTALLED) ## Format the Python code and fix what can be fixed
 	@$(BIN)/ruff check --fix .

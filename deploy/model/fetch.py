@@ -6,6 +6,7 @@ Only the path goes to stdout; progress and errors go to stderr.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from pathlib import Path
@@ -40,6 +41,17 @@ def fetch(model: str = DEFAULT) -> Path:
     )
 
 
+def link_to(folder: Path, link: Path) -> None:
+    """Makes `link` lead to `folder`, in one step; relative, so that a volume may be mounted
+    elsewhere. Raises FetchError if something other than a link is there."""
+    if link.exists() and not link.is_symlink():
+        raise FetchError(f"--link {link}: is there and is no link: give another path")
+    link.parent.mkdir(parents=True, exist_ok=True)
+    beside = link.with_name(f".{link.name}-{os.getpid()}")
+    beside.symlink_to(os.path.relpath(folder, link.parent.resolve()))
+    beside.replace(link)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m deploy.model.fetch", description=__doc__)
     parser.add_argument(
@@ -47,9 +59,15 @@ def main(arguments: list[str] | None = None) -> int:
         default=DEFAULT,
         help="'default' (SmolLM2-135M-Instruct), a local folder, or a hub id; default: %(default)s",
     )
+    parser.add_argument(
+        "--link", type=Path, metavar="PATH", help="a link to make, or to lead to this folder"
+    )
+    given = parser.parse_args(arguments)
     try:
-        folder = fetch(parser.parse_args(arguments).model)
-    except FetchError as error:
+        folder = fetch(given.model)
+        if given.link:
+            link_to(folder, given.link)
+    except (FetchError, OSError) as error:
         print(f"fetch: {error}", file=sys.stderr)
         return 1
     print(folder)

@@ -293,3 +293,28 @@ def test_a_manifest_lists_size_and_digest_of_each_file(tmp_path: Path) -> None:
         "a": [3, "3608bca1e44ea6c4d268eb6db02260269892c0b42b86bbf1e77a6fa16c3c9282"]
     }
     assert damage(tmp_path) is None
+
+
+def test_a_link_leads_to_the_model_wherever_it_is_mounted(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        folder = tmp_path / "models" / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(name)
+        assert fetch.main(["--model", str(folder), "--link", f"{tmp_path}/models/current"]) == 0
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == [
+        "current",
+        "first",
+        "second",
+    ]
+    moved = (tmp_path / "models").rename(tmp_path / "mounted")
+    assert (moved / "current" / "config.json").read_text() == "second"
+
+
+def test_a_link_takes_the_place_of_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    assert fetch.main(["--model", str(tmp_path), "--link", str(taken)]) == 1
+    assert "is there and is no link" in capsys.readouterr().err

@@ -1,0 +1,156 @@
+"""The images and deploy/compose.yaml, on a real Docker engine: `make test-containers`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end import engine
+from tests.end_to_end.engine import IMAGES, PROJECT, Container, client, compose, docker, wait_until
+from worker.simulated_tokens import expected_tokens
+
+VOCAB = 1000
+PROMPT = [3, 1, 4, 1, 5]
+# Decode steps of 20 ms: two seconds and more.
+COUNT = 120
+LIVENESS = "nanoserve.liveness"
+WORKER, SCHEDULER = Container("worker"), Container("scheduler")
+
+pytestmark = [
+    pytest.mark.skipif("TEST_CONTAINERS" not in os.environ, reason="run by make test-containers"),
+    pytest.mark.skipif(bool(engine.missing()), reason=engine.missing()),
+    pytest.mark.timeout(600),
+]
+
+
+@pytest.fixture(scope="module")
+def images() -> Iterator[None]:
+    """An engine that has the images, cut off from every network."""
+    engine.script("up", "build")
+    try:
+        if not docker("images", "-q", engine.BASE):
+            engine.script("base", engine.BASE)
+        engine.build("scheduler", "scheduler", IMAGES["SCHEDULER_IMAGE"])
+        simulated = ("--build-arg", "DEVICE=simulated")
+        engine.build("worker", "worker", IMAGES["WORKER_IMAGE"], *simulated)
+        engine.script("up", "test")
+        yield
+    finally:
+        engine.script("down")
+
+
+@pytest.fixture(scope="module")
+def secrets(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The deployment, serving; the client's folder of secrets."""
+    folder = tmp_path_factory.mktemp("client")
+    try:
+        compose("up", "--no-build", "--wait", "--detach")
+        compose("cp", "init:/secrets/client/.", str(folder))
+        yield folder
+    finally:
+        compose("down", "--volumes", "--timeout", "20")
+        label = f"label=com.docker.compose.project={PROJECT}"
+        left = [docker(kind, "ls", "-q", "--filter", label) for kind in ("volume", "network")]
+        assert [*left, docker("ps", "-aq")] == ["", "", ""]
+
+
+def right(count: int = COUNT) -> list[int]:
+    return expected_tokens(PROMPT, count, VOCAB)
+
+
+def test_a_client_with_ca_and_token_is_served_and_others_are_refused(secrets: Path) -> None:
+    assert client(PROMPT, 10, secrets).rest() == right(10)
+    assert "UNAUTHENTICATED no token" in client(PROMPT, 10, secrets, token=False).error()
+    assert client(PROMPT, 10, None).error().startswith("UNAVAILABLE")
+
+
+def test_each_process_is_the_first_of_its_container_and_has_no_rights(secrets: Path) -> None:
+    for container, package in ((WORKER, "worker"), (SCHEDULER, "scheduler")):
+        process = Path("/proc", str(container.state["Pid"]))
+        command = (process / "cmdline").read_text().split("\0")
+        assert command[:3] == ["python", "-m", package]
+        status = dict(
+            line.split(":\t", 1) for line in (process / "status").read_text().splitlines()
+        )
+        assert status["Uid"].split() == ["10001"] * 4
+        assert int(status["CapBnd"], 16) == 0
+        assert status["NoNewPrivs"] == "1"
+        with pytest.raises(RuntimeError, match="Read-only file system"):
+            docker("exec", "-u", "0", container.name, "touch", "/app/file")
+
+
+def test_the_worker_answers_only_the_scheduler_and_reaches_no_other_network(secrets: Path) -> None:
+    networks = "{{range $name, $_ := .NetworkSettings.Networks}}{{$name}} {{end}}"
+    assert docker("inspect", "-f", networks, WORKER.name).split() == [f"{PROJECT}_link"]
+    assert docker("network", "inspect", "-f", "{{.Internal}}", f"{PROJECT}_link").strip() == "true"
+    assert docker("port", WORKER.name) == ""
+    assert docker("port", SCHEDULER.name).split()[-1] == "127.0.0.1:50051"
+    probe = "import os; os.environ.pop('NANOSERVE_TLS_CLIENT_CA'); from deploy.health import main"
+    with pytest.raises(RuntimeError, match="UNAVAILABLE"):
+        docker("exec", WORKER.name, "python", "-c", f"{probe}; raise SystemExit(main([]))")
+
+
+def test_a_stream_goes_on_with_its_tokens_when_the_worker_is_killed(secrets: Path) -> None:
+    """By kill -9 as the kernel does it: `docker kill` is a wish that it stays down."""
+    before = WORKER.restarts
+    stream = client(PROMPT, COUNT, secrets)
+    stream.read(20)
+    os.kill(WORKER.state["Pid"], signal.SIGKILL)
+    assert stream.rest() == right()
+    assert WORKER.restarts == before + 1
+    wait_until(lambda: WORKER.is_healthy, "the worker is healthy again")
+
+
+def test_a_stream_goes_on_with_its_tokens_when_the_worker_stands_still(secrets: Path) -> None:
+    stream = client(PROMPT, COUNT, secrets)
+    stream.read(20)
+    docker("pause", WORKER.name)
+    try:
+        wait_until(lambda: not SCHEDULER.answers(""), "the scheduler gives the worker up")
+        assert SCHEDULER.answers(LIVENESS)
+    finally:
+        docker("unpause", WORKER.name)
+    assert stream.rest() == right()
+
+
+def test_a_stream_goes_on_with_its_tokens_when_the_link_was_cut(secrets: Path) -> None:
+    stream = client(PROMPT, COUNT, secrets)
+    stream.read(20)
+    link = f"{PROJECT}_link"
+    docker("network", "disconnect", link, WORKER.name)
+    try:
+        wait_until(lambda: not SCHEDULER.answers(""), "the scheduler gives the worker up")
+    finally:
+        docker("network", "connect", "--alias", "worker", link, WORKER.name)
+    assert stream.rest() == right()
+
+
+def test_a_scheduler_without_a_worker_waits_alive_and_gets_ready_by_itself(secrets: Path) -> None:
+    compose("stop", "worker")
+    assert WORKER.state["ExitCode"] == 0
+    compose("restart", "scheduler")
+    wait_until(lambda: SCHEDULER.answers(LIVENESS), "the scheduler is alive")
+    assert not SCHEDULER.answers("")
+    assert SCHEDULER.restarts == 0
+    assert "waiting for the worker at worker:50052" in compose("logs", "--tail", "20", "scheduler")
+    compose("start", "worker")
+    wait_until(lambda: SCHEDULER.answers(""), "the scheduler is ready")
+    assert client(PROMPT, 10, secrets).rest() == right(10)
+
+
+def test_a_stop_lets_streams_end_and_takes_no_others(secrets: Path) -> None:
+    stream = client(PROMPT, 500, secrets)
+    stream.read(20)
+    with subprocess.Popen(["docker", "stop", SCHEDULER.name], env=engine.environment()):
+        wait_until(lambda: not SCHEDULER.answers(""), "the scheduler drains")
+        assert "UNAVAILABLE" in client(PROMPT, 10, secrets).error()
+        assert stream.is_open
+        assert stream.rest() == right(500)
+    assert SCHEDULER.state["ExitCode"] == 0
+    compose("start", "scheduler")
+    wait_until(lambda: SCHEDULER.answers(""), "the scheduler is ready")
