@@ -24,7 +24,8 @@ class Counts:
     failed: int
     unfinished: int
     cancelled: int
-    slow_readers: int  # of those, whatever their outcome
+    to_cancel: int  # of those, by the plan, whatever their outcome
+    slow_readers: int  # the same
     failures: dict[str, int]  # by status, most frequent first
 
     @classmethod
@@ -34,6 +35,7 @@ class Counts:
         return cls(
             counted=len(requests),
             **{outcome.value: by_outcome[outcome] for outcome in Outcome},
+            to_cancel=sum(request.timeline.to_cancel for request in requests),
             slow_readers=sum(request.timeline.slow_reader for request in requests),
             failures=dict(Counter(failed).most_common()),
         )

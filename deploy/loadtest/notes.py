@@ -56,10 +56,10 @@ def _left_out(summary: Summary) -> Iterator[str]:
         yield f"Left out: {count(summary.warm_up_requests, 'warm-up request')}."
     else:
         yield "There was no warm-up."
-    apart = [(counts.cancelled, "cancelled"), (counts.slow_readers, "read slowly")]
+    apart = ((counts.to_cancel, "cancelled"), (counts.slow_readers, "read slowly"))
     for n, what in apart:
         if n:
-            yield f"In no latency and not in goodput: {count(n, 'request')} {what} as planned."
+            yield f"In no latency and not in goodput: {count(n, 'request')} to be {what}."
     if summary.not_due_requests:
         yield (
             f"Never due: {count(summary.not_due_requests, 'request')}; the run ended before, or "

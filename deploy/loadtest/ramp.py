@@ -79,5 +79,5 @@ class Judge:
     def _is_good(self, timelines: Sequence[Timeline]) -> bool:
         if not self._limits:
             return True
-        judged = [t for t in timelines if not (t.cancelled or t.slow_reader)]
+        judged = [t for t in timelines if t.left_alone]
         return sum(self._limits.met_by(measure(t)) for t in judged) >= SHARE * len(judged)

@@ -102,6 +102,7 @@ class Record:
             group=self.request.group,
             request_id=self.request_id,
             detail=self.detail,
+            to_cancel=self.request.cancel_after is not None,
         )
 
 

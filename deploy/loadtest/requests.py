@@ -19,9 +19,8 @@ class Request(NamedTuple):
     def judged(self) -> bool:
         """Whether its latencies count, in distributions and for goodput. What the plan
         cancels or reads slowly is set before the run, whatever the server does, so that
-        leaving it out favours nobody."""
-        cancelled = self.measures.outcome is Outcome.CANCELLED
-        return not (cancelled or self.timeline.slow_reader)
+        leaving it out, however it ended, favours nobody."""
+        return self.timeline.left_alone
 
     @property
     def awaits_first_token(self) -> bool:

@@ -46,6 +46,12 @@ class Timeline:
     group: str = ""  # the part of a mixed workload, "" if there are no parts
     request_id: str = ""
     detail: str = ""  # the failure's message
+    to_cancel: bool = False  # the plan says to cancel it, however it ended
+
+    @property
+    def left_alone(self) -> bool:
+        """Whether the plan neither cancels it nor reads it slowly."""
+        return not (self.cancelled or self.to_cancel or self.slow_reader)
 
 
 @dataclass(frozen=True, slots=True)

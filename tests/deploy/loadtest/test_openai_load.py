@@ -176,6 +176,7 @@ async def test_cancels_by_plan_close_the_connection_at_the_planned_token() -> No
     workload = Workload(plan, VOCAB)
     for timeline in timelines:
         assert (timeline.status, timeline.cancelled) == ("CANCELLED", True)
+        assert timeline.to_cancel
         cut, tokens = workload.request(timeline.index).cancel_after, timeline.token_counts.sum()
         assert tokens == cut if cut else tokens <= 1
 

@@ -79,6 +79,21 @@ def test_failed_and_unfinished_requests_are_misses_and_cancelled_ones_are_not_ju
     assert summary_of(served(0)).whole.goodput is None  # without limits
 
 
+def test_what_the_plan_cancels_is_not_judged_however_it_ended() -> None:
+    summary = summary_of(
+        served(0),
+        served(1, planned=1800, to_cancel=True),  # all of it came before the cancel
+        timeline(planned=1100, end=3000, status="UNFINISHED", to_cancel=True),
+        timeline(planned=1100, end=1101, status="UNAVAILABLE", to_cancel=True),
+        limits="ttft:100",
+    )
+    assert (summary.whole.goodput.judged, summary.whole.goodput.good) == (1, 1)
+    assert summary.whole.latency_seconds.first_token == near(1, 100)
+    assert summary.whole.unanswered.requests == 0
+    counts = summary.whole.requests
+    assert (counts.to_cancel, counts.ok, counts.failed, counts.unfinished) == (3, 2, 1, 1)
+
+
 def test_the_rate_of_good_requests_is_the_window_s_like_every_rate() -> None:
     summary = summary_of(
         served(0, planned=900, warm_up=True),
