@@ -97,7 +97,7 @@ def merge_kernel(
     FEW: tl.constexpr, MANY: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     sequence, head = tl.program_id(0), tl.program_id(1)
-    # Of kernels before decode_kernel.
+    # Not written by decode_kernel, which is the one before.
     context = tl.load(context_lens + sequence)
     first = tl.load(first_items + sequence).to(tl.int64)
     follow(PDL)

@@ -1,7 +1,7 @@
 """Programmatic dependent launch: a kernel's programs start while the one before drains.
 
-A kernel launched with `pdl_options` begins with `follow`, and reads nothing before it that a kernel
-of the same stream writes, weights excepted.
+A kernel launched with `pdl_options` calls `follow` in every program. Before that it writes nothing,
+and reads nothing that the kernel launched right before it may write.
 """
 
 from functools import cache

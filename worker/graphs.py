@@ -45,7 +45,7 @@ def graph_bytes(model: Llama, geometry: Geometry) -> int:
     landing = torch.empty(16 * sizes[-1], dtype=torch.uint8, device=device)
     pool = scratch_pool(model, geometry.block_size)
     trial = DecodeGraphs(model, pool, rows, landing, sizes[-1:])
-    trial.capture()
+    trial.capture_all()
     torch.cuda.empty_cache()
     shared = torch.cuda.memory_reserved(device) - reserved
     upkeep = max(0, free - torch.cuda.mem_get_info(device)[0] - shared)
@@ -127,9 +127,18 @@ class DecodeGraphs:
         return sample(ops, self._rows, logits, rows, context_lens, self._answers[:size])
 
     def capture(self) -> None:
-        """Captures every size, the largest first: the others fit into its memory."""
+        """Captures every size and tells what that took."""
         start = time.monotonic()
         before = torch.cuda.mem_get_info(self._model.device)[0]
+        self.capture_all()
+        taken = before - torch.cuda.mem_get_info(self._model.device)[0]
+        log.info(
+            "captured %d decode graphs, of up to %d sequences, in %.1f s; they take %.2f GiB",
+            len(self.sizes), self._most, time.monotonic() - start, taken / 2**30,
+        )  # fmt: skip
+
+    def capture_all(self) -> None:
+        """The largest first: the others fit into its memory."""
         self._fill_with_pads()
         memory = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(self._model.device)
@@ -143,11 +152,6 @@ class DecodeGraphs:
                 graph.capture_end()
                 self._graphs[size] = graph
         torch.cuda.synchronize(self._model.device)
-        taken = before - torch.cuda.mem_get_info(self._model.device)[0]
-        log.info(
-            "captured %d decode graphs, %d to %d sequences, in %.1f s; they take %.2f GiB",
-            len(self.sizes), self.sizes[0], self._most, time.monotonic() - start, taken / 2**30,
-        )  # fmt: skip
 
     def _fill_with_pads(self) -> None:
         self.frame.slots.zero_()

@@ -82,12 +82,7 @@ class TorchRunner:
         """Runs decodes and chunks on the scratch block, which also compiles what kernels of
         these shapes need. Raises RuntimeError if the logits are not finite."""
         log.info("warming up")
-        most = min(self.geometry.max_rows, 16)
-        chunk = min(self.geometry.max_model_len, self.geometry.max_step_tokens, 16)
-        shapes = [[1], [1] * most, [chunk]]
-        if self.geometry.max_rows > 1 and chunk < self.geometry.max_step_tokens:
-            shapes.append([1, chunk])
-        for lens in shapes:
+        for lens in self._warm_up_shapes():
             for pending in self.launch(_scratch_step(lens, self.geometry.block_size)):
                 if pending.wait().non_finite is not None:
                     raise RuntimeError(
@@ -100,6 +95,17 @@ class TorchRunner:
             graphs = DecodeGraphs(self._model, self._pool, self._rows, landing, sizes)
             graphs.capture()
             self._graphs = graphs
+
+    def _warm_up_shapes(self) -> list[list[int]]:
+        """Query lengths of the warm-up's steps. On a GPU large steps take other kernels."""
+        geometry = self.geometry
+        shapes = [[1], [1] * min(geometry.max_rows, 16)]
+        for size in (16, 160) if self._model.device.type == "cuda" else (16,):
+            chunk = min(geometry.max_model_len, geometry.max_step_tokens, size)
+            shapes.append([chunk])
+            if geometry.max_rows > 1 and chunk < geometry.max_step_tokens:
+                shapes.append([1, chunk])
+        return shapes
 
     def _result(self) -> CpuClock | ResultBuffer:
         """The next place for a result, its clock started."""
