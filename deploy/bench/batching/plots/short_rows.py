@@ -80,7 +80,7 @@ def _draw_latencies(axes: Axes, bills: Sequence[Bill]) -> None:
         axes.step(latencies, share, where="post", color=colour, linestyle=dashes, label=label)
     rate = (len(bills[0].requests) - 1) / bills[0].requests[-1].asked.time
     axes.set_title(
-        f"Short requests of a mix, {rate:.2g} arrivals a second:\nshare that ended within …",
+        f"Short requests of a mix, {rate:.2f} arrivals a second:\nshare that ended within …",
         fontsize=10.5,
     )
     plain_log(axes, "x")
