@@ -89,7 +89,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 self._end_stream(grpc.StatusCode.ABORTED, "Reset was called")
         except SessionError as error:
             _abort(context, error)
-        log.info("reset: incarnation %d", incarnation)
+        log.info("reset: incarnation %016x", incarnation)
         return worker_pb2.ResetResponse(incarnation=incarnation)
 
     def drain(self) -> None:

@@ -183,7 +183,7 @@ class GrpcWorkerLink:
             self._call = call
         self._reason = ""
         log.info(
-            "connected to the worker at %s: incarnation %d, %s",
+            "connected to the worker at %s: incarnation %016x, %s",
             self._address,
             info.incarnation,
             f"{again} steps sent again" if resumed else "a new pool",
