@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import subprocess
 import time
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PACKAGES = ("torch", "triton", "transformers", "grpcio", "protobuf", "numpy")
 
 
 def machine() -> dict[str, object]:
-    """Processor, cores, Python, packages, commit, and UTC date."""
+    """Processor, cores, Python, packages that are installed, commit, and UTC date."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in PACKAGES},
+        "packages": _packages(),
         "commit": _commit(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
+
+
+def _packages() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _processor() -> str:
@@ -32,6 +41,9 @@ def _processor() -> str:
 
 
 def _commit() -> str:
+    """Empty where there is no checkout, or no git."""
     command = ["git", "rev-parse", "--short", "HEAD"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    return result.stdout.strip()
+    with contextlib.suppress(FileNotFoundError):
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        return result.stdout.strip()
+    return ""

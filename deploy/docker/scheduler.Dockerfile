@@ -45,6 +45,9 @@ ENTRYPOINT ["python", "-m", "scheduler"]
 
 FROM build AS build-loadtest
 RUN pip --python /opt/venv install --no-cache-dir --no-deps -r requirements/loadtest.txt
+COPY deploy/bench/__init__.py deploy/bench/machine.py app/deploy/bench/
+COPY deploy/local/__init__.py deploy/local/progress.py deploy/local/stop_signals.py \
+    app/deploy/local/
 COPY deploy/loadtest/ app/deploy/loadtest/
 
 FROM scheduler AS loadtest
