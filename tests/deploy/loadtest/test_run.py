@@ -169,10 +169,10 @@ def test_a_ramp_has_a_stage_for_each_rate_and_finds_where_requests_fail(
 def test_a_ramp_has_no_stage_that_its_bound_of_requests_cuts_short(
     server: ScriptedServer,
 ) -> None:
-    run = run_load(a_plan(server, Ramp(20.0, stage_seconds=0.5, cv=0), requests=29))
-    assert [stage.rate for stage in run.stages] == [20.0]
+    run = run_load(a_plan(server, Ramp(10.0, stage_seconds=1.0, cv=0), requests=29))
+    assert [stage.rate for stage in run.stages] == [10.0]
     assert len(run.timelines) == 10
-    assert run.knee == 20.0
+    assert run.knee == 10.0
 
 
 def test_a_ramp_of_the_time_of_one_stage_has_one(server: ScriptedServer) -> None:
