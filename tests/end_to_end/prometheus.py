@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from deploy.local.child import Child
 from tests.end_to_end.servers import wait_until
 
 MISSING = [name for name in ("prometheus", "promtool") if not shutil.which(name)]
@@ -34,13 +35,18 @@ class Prometheus:
     def __init__(self, address: str) -> None:
         self._address = address
 
-    def query(self, expression: str) -> dict[str, float]:
-        """The values of an instant query, by job."""
+    def series(self, expression: str) -> list[tuple[dict[str, str], float]]:
+        """Labels and value of each series of an instant query."""
         query = urllib.parse.urlencode({"query": expression})
         url = f"http://{self._address}/api/v1/query?{query}"
         with urllib.request.urlopen(url, timeout=10) as response:
             result = json.load(response)["data"]["result"]
-        values = {one["metric"].get("job", ""): float(one["value"][1]) for one in result}
+        return [(one["metric"], float(one["value"][1])) for one in result]
+
+    def query(self, expression: str) -> dict[str, float]:
+        """The values of an instant query, by job."""
+        result = self.series(expression)
+        values = {labels.get("job", ""): value for labels, value in result}
         assert len(values) == len(result), f"{expression} has several series of one job"
         return values
 
@@ -66,6 +72,18 @@ def prometheus(folder: Path, targets: dict[str, str]) -> Iterator[Prometheus]:
         process.kill()
         process.wait()
         reader.join(10)
+
+
+def metrics_of(child: Child) -> str:
+    """HOST:PORT, once the log tells it."""
+    found: list[str] = []
+
+    def told() -> bool:
+        found.extend(re.findall(r"metrics at http://(\S+)/metrics", "\n".join(child.lines)))
+        return bool(found)
+
+    wait_until(told, f"the {child.name} tells where its metrics are")
+    return found[0]
 
 
 def lint(text: str) -> str:

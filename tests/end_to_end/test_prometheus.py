@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import threading
 import time
 import urllib.request
@@ -14,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local.child import Child
 from nanoserve import AsyncClient, InvalidRequestError
-from tests.end_to_end.prometheus import MISSING, Prometheus, lint, prometheus
+from tests.end_to_end.prometheus import MISSING, Prometheus, lint, metrics_of, prometheus
 from tests.end_to_end.servers import start, wait_for_health, wait_until
 from worker.simulated_tokens import expected_tokens
 
@@ -47,18 +45,6 @@ class Pair:
             ),
         }
         self.targets = {name: metrics_of(child) for name, child in self.children.items()}
-
-
-def metrics_of(child: Child) -> str:
-    """HOST:PORT, once the log tells it."""
-    found: list[str] = []
-
-    def told() -> bool:
-        found.extend(re.findall(r"metrics at http://(\S+)/metrics", "\n".join(child.lines)))
-        return bool(found)
-
-    wait_until(told, f"the {child.name} tells where its metrics are")
-    return found[0]
 
 
 @pytest.fixture(scope="module")
