@@ -2,6 +2,7 @@
 checkout needs. Standard library only, and readable by older Pythons, which it refuses.
 """
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -38,6 +39,7 @@ def main() -> None:
     # into a second one.
     pip(venv, *build_requirements())
     pip(venv, "--no-build-isolation", "--editable", f"{ROOT}[{EXTRAS}]")
+    add_command(venv, "nanoserve-loadtest", "deploy.loadtest")
     print(f"installed in {time.monotonic() - start:.0f} s", flush=True)
 
 
@@ -52,6 +54,17 @@ def create(venv: Path) -> None:
             f"(on Debian and Ubuntu: apt install python{version}-venv)"
         )
     module.create(venv, with_pip=True)
+
+
+def add_command(venv: Path, name: str, module: str) -> None:
+    """A command for what is not packaged: it runs from the checkout."""
+    paths = shlex.quote(f"{ROOT}:{ROOT / 'protos'}")
+    python = shlex.quote(str((venv / "bin" / "python").absolute()))
+    command = venv / "bin" / name
+    command.write_text(
+        f'#!/bin/sh\nPYTHONPATH={paths}:$PYTHONPATH exec {python} -m {module} "$@"\n'
+    )
+    command.chmod(0o755)
 
 
 def has_torch(venv: Path) -> bool:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from deploy.install import add_command
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -57,3 +59,16 @@ def test_an_old_python_is_refused_with_what_to_do(tmp_path: Path, target: str) -
     assert "nanoserve needs Python 3.11 or newer" in done.stderr
     assert "make install PYTHON=" in done.stderr
     assert not venv.exists()
+
+
+def test_the_load_tools_command_runs_from_anywhere(tmp_path: Path) -> None:
+    """As the installation writes it, beside the Python that it is for."""
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    add_command(tmp_path, "nanoserve-loadtest", "deploy.loadtest")
+    command = [str(tmp_path / "bin" / "nanoserve-loadtest"), "run", "--help"]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert shown.returncode == 0, shown.stderr
+    assert "--concurrency" in shown.stdout
