@@ -25,7 +25,7 @@ _PREFIX = "nanoserve_worker_"
 _DURATIONS = {
     "queue": ("step_queue", "From a step's arrival to the start of its work"),
     "input": ("step_input", "Host work of a step: checks, tables, inputs"),
-    "device": ("step_device", "The forward of a step"),
+    "device": ("step_forward", "The forward of a step"),
     "sample": ("step_sample", "Sampling of a step, where it can be told from the forward"),
     "total": ("step_total", "From a step's arrival to its answer"),
     "idle": ("step_device_idle", "How long the device had nothing to do before a step"),

@@ -120,17 +120,17 @@ def test_the_metrics_are_the_workers_own_totals(worker: RunningWorker) -> None:
             "incarnations_total": 1,
             "load_seconds": 1.5,
         }
-        assert shown["step_device_seconds_sum"] == pytest.approx(2 * 0.002)
-        assert shown["step_device_seconds_bucket{le=0.0015}"] == 0
-        assert shown["step_device_seconds_bucket{le=0.002}"] == 2
-        assert shown["step_device_seconds_bucket{le=+Inf}"] == 2
+        assert shown["step_forward_seconds_sum"] == pytest.approx(2 * 0.002)
+        assert shown["step_forward_seconds_bucket{le=0.0015}"] == 0
+        assert shown["step_forward_seconds_bucket{le=0.002}"] == 2
+        assert shown["step_forward_seconds_bucket{le=+Inf}"] == 2
         assert shown["step_total_seconds_sum"] == pytest.approx(sum(t.total for t in times) / 1e9)
         assert shown["step_device_idle_seconds_sum"] == pytest.approx(times[1].idle / 1e9)
         counts = {n: v for n, v in shown.items() if n.endswith("_seconds_count")}
         assert counts == {
             "step_queue_seconds_count": 2,
             "step_input_seconds_count": 2,
-            "step_device_seconds_count": 2,
+            "step_forward_seconds_count": 2,
             "step_sample_seconds_count": 2,
             "step_total_seconds_count": 2,
             "step_device_idle_seconds_count": 1,
