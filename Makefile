@@ -30,7 +30,7 @@ SERVER_FLAGS = --worker-args="$(WORKER_ARGS)" --scheduler-args="$(SCHEDULER_ARGS
 FIND_MODEL = model="$$($(BIN)/python -m deploy.model.fetch --model '$(MODEL)')"
 
 .DEFAULT_GOAL := help
-.PHONY: help install protos model run chat serve top test test-containers lint format types loadtest soak bench-cpu bench-split bench-batching bench-overload wheel clean
+.PHONY: help install protos model run chat serve top test test-containers lint format types loadtest secrets soak bench-cpu bench-split bench-batching bench-overload wheel clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -92,6 +92,9 @@ types: $(INSTALLED) $(STUBS) ## Check the types of client and scheduler
 
 loadtest: $(INSTALLED) $(STUBS) ## Put load on the server at LISTEN: make loadtest ARGS="--rate 2"
 	@NANOSERVE_ADDRESS=$(LISTEN) $(BIN)/python -m deploy.loadtest run $(ARGS)
+
+secrets: $(INSTALLED) $(STUBS) ## A CA, certificates and a token in secrets/: make secrets ARGS="--host NAME"
+	@$(BIN)/python -m deploy.secrets init secrets $(ARGS)
 
 soak: $(INSTALLED) $(STUBS) ## Faults under load (SEED repeats one): nothing may be lost
 	@$(BIN)/python -m deploy.soak $(if $(SEED),--seed $(SEED)) $(ARGS)

@@ -120,10 +120,12 @@ def test_the_scheduler_loads_no_torch_and_no_transformers() -> None:
     assert "scheduler.__main__" in names
     loaded = loaded_by("import " + ", ".join(names))
     assert {"scheduler", "nanoserve", "grpc", "tokenizers"} <= loaded
-    assert not loaded & (HEAVY | {"worker", "kernels"})
+    # cryptography: only where there is a certificate.
+    assert not loaded & (HEAVY | {"worker", "kernels", "cryptography"})
 
 
 def test_the_client_and_its_command_load_nothing_but_grpc_and_protobuf() -> None:
     loaded = loaded_by("import nanoserve.cli.main")
     assert {"grpc", "google"} <= loaded
-    assert not loaded & (HEAVY | {"numpy", "rich", "tokenizers", "jinja2", "scheduler", "worker"})
+    others = {"cryptography", "numpy", "rich", "tokenizers", "jinja2", "scheduler", "worker"}
+    assert not loaded & (HEAVY | others)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -93,15 +93,13 @@ def access_from(
 ) -> Access:
     """What is given here beats the environment: NANOSERVE_ADDRESS, NANOSERVE_TLS_CA, and
     NANOSERVE_TOKEN or else NANOSERVE_TOKEN_FILE. Raises ValueError."""
-    find: Callable[[str], str | None] = lambda name: environment.get(name) or None  # noqa: E731
-    token = None if token_file else find(TOKEN)
-    file = token_file or find(TOKEN_FILE)
-    if token is None and file is not None:
+    token = None if token_file else environment.get(TOKEN, "").strip()
+    if not token and (file := token_file or environment.get(TOKEN_FILE)):
         token = _read_token(file)
     return Access(
-        address or find(ADDRESS) or DEFAULT_ADDRESS,
-        tls_ca or find(CA),
-        token.strip() if token is not None else None,
+        address or environment.get(ADDRESS) or DEFAULT_ADDRESS,
+        tls_ca or environment.get(CA) or None,
+        token or None,
     )
 
 

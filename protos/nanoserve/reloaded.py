@@ -76,7 +76,7 @@ class Reloaded(Generic[T]):
             return
         try:
             self._value = self._read()
-        except FileError as error:
+        except Exception as error:  # whatever it is, the server goes on with what it has
             self._told = again and self._told
             if again and not self._told:
                 log.error("%s; what was read before stays in use", error)

@@ -38,8 +38,9 @@ class Protection:
             missing.append("--token-hashes")
         unprotected = ""
         if missing and not self.insecure:
+            names = " and ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
             unprotected = (
-                f"without {' and '.join(missing)}: give them (python -m deploy.secrets init "
+                f"without {names}: give them (python -m deploy.secrets init "
                 "makes the files), use 127.0.0.1, or say --insecure"
             )
         check_address("--listen", listen, unprotected)

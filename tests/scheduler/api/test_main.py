@@ -214,6 +214,11 @@ def test_every_line_of_a_json_log_is_an_object_with_a_time_in_utc(start):
         (["--model", "nowhere"], 1, "cannot start: --model nowhere: no such folder"),
         (["--no-tokenizer", "--listen", "0.0.0.0:1"], 1, "cannot start: --listen 0.0.0.0:1"),
         (["--no-tokenizer", "--worker", "10.0.0.1:1"], 1, "cannot start: --worker 10.0.0.1:1"),
+        (
+            ["--no-tokenizer", "--worker-tls-ca", "x"],
+            1,
+            "needs --worker-tls-cert and --worker-tls-",
+        ),
         (["--no-tokenizer", "--metrics-listen", "9101"], 1, "cannot start: --metrics-listen 9101"),
         (["--no-tokenizer", "--metrics-listen", "[::]:1"], 1, "start: --metrics-listen [::]:1"),
         (["--no-tokenizer", "--log-format", "xml"], 2, "--log-format"),

@@ -154,7 +154,7 @@ MISSING = "give them (python -m deploy.secrets init makes the files), use 127.0.
 @pytest.mark.parametrize(
     ("given", "missing"),
     [
-        ({}, "--tls-cert and --tls-key and --token-hashes"),
+        ({}, "--tls-cert, --tls-key and --token-hashes"),
         ({"tls_cert": "c", "tls_key": "k"}, "--token-hashes"),
         ({"token_hashes": "t"}, "--tls-cert and --tls-key"),
     ],
