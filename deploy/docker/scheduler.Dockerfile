@@ -21,13 +21,6 @@ RUN cp -r protos/nanoserve app/nanoserve && /opt/venv/bin/python -m compileall -
     && chmod -R 700 volumes/secrets
 
 FROM ${PYTHON_IMAGE} AS scheduler
-ARG VERSION=0.1.0
-ARG REVISION=unknown
-LABEL org.opencontainers.image.title="nanoserve scheduler" \
-    org.opencontainers.image.description="Schedules requests of gRPC clients on a nanoserve worker" \
-    org.opencontainers.image.licenses="MIT" \
-    org.opencontainers.image.version="${VERSION}" \
-    org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /build/app /app
 COPY --from=build --chown=10001:10001 /build/volumes /
@@ -42,6 +35,14 @@ EXPOSE 50051 9101
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
     CMD ["python", "-m", "deploy.health", "--service", "nanoserve.liveness"]
 ENTRYPOINT ["python", "-m", "scheduler"]
+# Last, so that a revision costs no other layer.
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="nanoserve scheduler" \
+    org.opencontainers.image.description="Schedules requests of gRPC clients on a nanoserve worker" \
+    org.opencontainers.image.licenses="MIT" \
+    org.opencontainers.image.version="${VERSION}" \
+    org.opencontainers.image.revision="${REVISION}"
 
 FROM build AS build-loadtest
 RUN pip --python /opt/venv install --no-cache-dir --no-deps -r requirements/loadtest.txt

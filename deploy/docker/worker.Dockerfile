@@ -32,13 +32,6 @@ RUN cp -r protos/nanoserve app/nanoserve && /opt/venv/bin/python -m compileall -
 
 FROM ${PYTHON_IMAGE} AS worker
 ARG DEVICE=cpu
-ARG VERSION=0.1.0
-ARG REVISION=unknown
-LABEL org.opencontainers.image.title="nanoserve worker" \
-    org.opencontainers.image.description="Holds a Llama and its K/V pool, and runs steps (${DEVICE})" \
-    org.opencontainers.image.licenses="MIT" \
-    org.opencontainers.image.version="${VERSION}" \
-    org.opencontainers.image.revision="${REVISION}"
 # Triton compiles the stubs that launch its kernels with the C compiler that it finds.
 # hadolint ignore=DL3008
 RUN if [ "${DEVICE}" = cuda ]; then \
@@ -57,6 +50,14 @@ EXPOSE 50052 9102
 HEALTHCHECK --interval=10s --timeout=5s --start-period=600s --retries=3 \
     CMD ["python", "-m", "deploy.health"]
 ENTRYPOINT ["python", "-m", "worker"]
+# Last, so that a revision costs no other layer.
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="nanoserve worker" \
+    org.opencontainers.image.description="Holds a Llama and its K/V pool, and runs steps (${DEVICE})" \
+    org.opencontainers.image.licenses="MIT" \
+    org.opencontainers.image.version="${VERSION}" \
+    org.opencontainers.image.revision="${REVISION}"
 
 FROM worker AS model
 LABEL org.opencontainers.image.title="nanoserve model" \

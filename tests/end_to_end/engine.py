@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,16 +47,17 @@ def docker(*arguments: str, timeout: float = 300) -> str:
     return _output(["docker", *arguments], timeout)
 
 
-def compose(*arguments: str, timeout: float = 180) -> str:
+def compose(*arguments: str, timeout: float = 180, **variables: str) -> str:
     files = ROOT / "deploy/compose.yaml", Path(__file__).with_name("compose.test.yaml")
     flags = [part for file in files for part in ("-f", str(file))]
-    return _output([str(COMPOSE), *flags, "-p", PROJECT, *arguments], timeout)
+    return _output([str(COMPOSE), *flags, "-p", PROJECT, *arguments], timeout, variables)
 
 
-def _output(command: Sequence[str], timeout: float) -> str:
-    done = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=timeout
-    )
+def _output(
+    command: Sequence[str], timeout: float, variables: Mapping[str, str] | None = None
+) -> str:
+    environ = {**environment(), **(variables or {})}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=timeout)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: status {done.returncode}\n{done.stderr}")
     return done.stdout

@@ -18,6 +18,7 @@ VOCAB = 1000
 PROMPT = [3, 1, 4, 1, 5]
 # Decode steps of 20 ms: two seconds and more.
 COUNT = 120
+ROLLED = "nanoserve-worker:rolled"
 LIVENESS = "nanoserve.liveness"
 WORKER, SCHEDULER = Container("worker"), Container("scheduler")
 
@@ -38,6 +39,7 @@ def images() -> Iterator[None]:
         engine.build("scheduler", "scheduler", IMAGES["SCHEDULER_IMAGE"])
         simulated = ("--build-arg", "DEVICE=simulated")
         engine.build("worker", "worker", IMAGES["WORKER_IMAGE"], *simulated)
+        engine.build("worker", "worker", ROLLED, *simulated, "--build-arg", "REVISION=rolled")
         engine.script("up", "test")
         yield
     finally:
@@ -128,6 +130,15 @@ def test_a_stream_goes_on_with_its_tokens_when_the_link_was_cut(secrets: Path) -
     finally:
         docker("network", "connect", "--alias", "worker", link, WORKER.name)
     assert stream.rest() == right()
+
+
+def test_a_worker_is_rolled_to_another_image_under_a_stream(secrets: Path) -> None:
+    before = docker("inspect", "-f", "{{.Image}}", WORKER.name)
+    stream = client(PROMPT, 500, secrets)
+    stream.read(20)
+    compose("up", "--no-build", "--no-deps", "--wait", "--detach", "worker", WORKER_IMAGE=ROLLED)
+    assert docker("inspect", "-f", "{{.Image}}", WORKER.name) != before
+    assert stream.rest() == right(500)
 
 
 def test_a_scheduler_without_a_worker_waits_alive_and_gets_ready_by_itself(secrets: Path) -> None:
