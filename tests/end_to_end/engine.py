@@ -69,6 +69,17 @@ def build(dockerfile: str, target: str, tag: str, *arguments: str) -> None:
     docker("build", "-q", *options, *arguments, str(ROOT), timeout=400)
 
 
+def build_prometheus(folder: Path, tag: str) -> None:
+    """Debian's, as an image that stands in for Prometheus' own."""
+    program = shutil.which("prometheus") or ""
+    shutil.copy(program, folder / "prometheus")
+    (folder / "Dockerfile").write_text(
+        f"FROM {BASE}\nCOPY prometheus /bin/prometheus\nRUN install -d -o 65534 /prometheus\n"
+        'USER 65534:65534\nENTRYPOINT ["/bin/prometheus"]\n'
+    )
+    docker("build", "-q", "--network", "host", "-t", tag, str(folder))
+
+
 class Container:
     """One service of the deployment."""
 
@@ -82,6 +93,13 @@ class Container:
     @property
     def restarts(self) -> int:
         return int(docker("inspect", "-f", "{{.RestartCount}}", self.name))
+
+    @property
+    def listens(self) -> bool:
+        """Whether Prometheus does."""
+        code = "import socket; socket.create_connection(('127.0.0.1', 9090), 5)"
+        probe = ["docker", "exec", self.name, "python3", "-c", code]
+        return subprocess.run(probe, env=environment(), capture_output=True).returncode == 0
 
     @property
     def is_healthy(self) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -19,6 +21,8 @@ PROMPT = [3, 1, 4, 1, 5]
 # Decode steps of 20 ms: two seconds and more.
 COUNT = 120
 ROLLED = "nanoserve-worker:rolled"
+PROMETHEUS = "nanoserve-prometheus:test"
+ASKED = "http://127.0.0.1:9090/api/v1/"
 LIVENESS = "nanoserve.liveness"
 WORKER, SCHEDULER = Container("worker"), Container("scheduler")
 
@@ -30,7 +34,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def images() -> Iterator[None]:
+def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """An engine that has the images, cut off from every network."""
     engine.script("up", "build")
     try:
@@ -40,6 +44,8 @@ def images() -> Iterator[None]:
         simulated = ("--build-arg", "DEVICE=simulated")
         engine.build("worker", "worker", IMAGES["WORKER_IMAGE"], *simulated)
         engine.build("worker", "worker", ROLLED, *simulated, "--build-arg", "REVISION=rolled")
+        if shutil.which("prometheus"):
+            engine.build_prometheus(tmp_path_factory.mktemp("prometheus"), PROMETHEUS)
         engine.script("up", "test")
         yield
     finally:
@@ -55,7 +61,7 @@ def secrets(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         compose("cp", "init:/secrets/client/.", str(folder))
         yield folder
     finally:
-        compose("down", "--volumes", "--timeout", "20")
+        compose("--profile", "observe", "down", "--volumes", "--timeout", "20")
         label = f"label=com.docker.compose.project={PROJECT}"
         left = [docker(kind, "ls", "-q", "--filter", label) for kind in ("volume", "network")]
         assert [*left, docker("ps", "-aq")] == ["", "", ""]
@@ -95,6 +101,28 @@ def test_the_worker_answers_only_the_scheduler_and_reaches_no_other_network(secr
     probe = "import os; os.environ.pop('NANOSERVE_TLS_CLIENT_CA'); from deploy.health import main"
     with pytest.raises(RuntimeError, match="UNAVAILABLE"):
         docker("exec", WORKER.name, "python", "-c", f"{probe}; raise SystemExit(main([]))")
+
+
+@pytest.mark.skipif(not shutil.which("prometheus"), reason="Prometheus is not installed")
+def test_prometheus_finds_both_servers_and_its_rules(secrets: Path) -> None:
+    variables = {"PROMETHEUS_IMAGE": PROMETHEUS, "PROMETHEUS_PORT": "9090"}
+    observe = ("--profile", "observe")
+    compose(*observe, "up", "--no-build", "--no-deps", "--detach", "prometheus", **variables)
+
+    def ask(path: str) -> dict:
+        code = f"import urllib.request as u; print(u.urlopen({ASKED + path!r}).read().decode())"
+        answer = docker("exec", Container("prometheus").name, "python3", "-c", code)
+        return json.loads(answer)["data"]
+
+    def up() -> dict[str, str]:
+        result = ask("query?query=up")["result"]
+        return {one["metric"]["job"]: one["value"][1] for one in result}
+
+    wait_until(lambda: Container("prometheus").listens, "Prometheus listens")
+    wait_until(lambda: up() == {"scheduler": "1", "worker": "1"}, "both are scraped")
+    (group,) = ask("rules")["groups"]
+    assert {rule["health"] for rule in group["rules"]} <= {"ok", "unknown"}
+    assert len(group["rules"]) > 5
 
 
 def test_a_stream_goes_on_with_its_tokens_when_the_worker_is_killed(secrets: Path) -> None:
