@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Self
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -89,6 +90,25 @@ class Authority:
         return Pair.of(builder.sign(self._key, hashes.SHA256()), key)
 
 
+def same_host(text: str) -> str:
+    """As `hosts_of` has it: an address may be written in several ways."""
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        return text
+
+
+def is_pair(pair: Pair, bundle: bytes) -> bool:
+    """Whether the key is the certificate's, and one of the `bundle` has signed that."""
+    try:
+        cert = x509.load_pem_x509_certificate(pair.cert)
+        key = serialization.load_pem_private_key(pair.key, None)
+        signers = x509.load_pem_x509_certificates(bundle)
+    except ValueError:
+        return False
+    return key.public_key() == cert.public_key() and any(_signed(cert, by) for by in signers)
+
+
 def hosts_of(cert: bytes) -> frozenset[str]:
     """The names and addresses that a certificate is for."""
     try:
@@ -106,6 +126,14 @@ def hosts_of(cert: bytes) -> frozenset[str]:
 def days_left(cert: bytes) -> float:
     left = x509.load_pem_x509_certificate(cert).not_valid_after_utc - datetime.now(UTC)
     return left / timedelta(days=1)
+
+
+def _signed(cert: x509.Certificate, by: x509.Certificate) -> bool:
+    try:
+        cert.verify_directly_issued_by(by)
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True
 
 
 def _builder(

@@ -10,9 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
 
-from deploy.secrets.authority import CLIENT, SERVER, Authority, Pair, days_left, hosts_of
+from deploy.secrets.authority import (
+    CLIENT,
+    SERVER,
+    Authority,
+    Pair,
+    days_left,
+    hosts_of,
+    is_pair,
+    same_host,
+)
 from deploy.secrets.files import read_if_there, write_secret
 from deploy.secrets.tokens import add_token
 
@@ -43,9 +51,9 @@ class SecretsFolder:
     def make(
         self, hosts: Sequence[str] = (), worker_hosts: Sequence[str] = (), *, renew: bool = False
     ) -> None:
-        """Makes what is not there, and certificates anew that are for other hosts; with `renew`
-        those too that end within RENEW_DAYS. `hosts` and `worker_hosts`: names and addresses
-        that clients and the scheduler dial. Raises ValueError and OSError."""
+        """Makes what is not there, and certificates anew that are for other hosts or of another
+        CA; with `renew` those too that end within RENEW_DAYS. `hosts` and `worker_hosts`: names
+        and addresses that clients and the scheduler dial. Raises ValueError and OSError."""
         authority = self._authority(renew)
         # Before what it signs: both sides then know a new CA when they meet its certificates.
         bundle = read_if_there(self._root / "ca" / "ca.pem") or b""
@@ -58,7 +66,7 @@ class SecretsFolder:
             # The worker's own health check asks as a client, with this very certificate.
             _Wanted("worker", "tls", "nanoserve worker", _sorted(worker_hosts), (SERVER, CLIENT)),
         ):
-            self._certificate(authority, wanted, renew)
+            self._certificate(authority, bundle, wanted, renew)
         self._token()
 
     def _authority(self, renew: bool) -> Authority:
@@ -87,11 +95,14 @@ class SecretsFolder:
         self._write("ca/ca.pem", authority.pair.cert + before)
         return authority
 
-    def _certificate(self, authority: Authority, wanted: _Wanted, renew: bool) -> None:
+    def _certificate(
+        self, authority: Authority, bundle: bytes, wanted: _Wanted, renew: bool
+    ) -> None:
         cert_name = f"{wanted.folder}/{wanted.file}.pem"
         key_name = f"{wanted.folder}/{wanted.file}-key.pem"
         cert, key = (read_if_there(self._root / name) for name in (cert_name, key_name))
-        if cert is not None and key is not None and _fits(cert, key, wanted.hosts):
+        is_right = cert and key and is_pair(Pair(cert, key), bundle)
+        if is_right and hosts_of(cert) == frozenset(wanted.hosts):
             if days_left(cert) >= RENEW_DAYS:
                 return
             if not renew:
@@ -118,13 +129,4 @@ class SecretsFolder:
 
 
 def _sorted(hosts: Sequence[str]) -> tuple[str, ...]:
-    return tuple(sorted({*hosts, *LOCAL_HOSTS}))
-
-
-def _fits(cert: bytes, key: bytes, hosts: Sequence[str]) -> bool:
-    try:
-        public = x509.load_pem_x509_certificate(cert).public_key()
-        private = serialization.load_pem_private_key(key, None)
-    except ValueError:
-        return False
-    return private.public_key() == public and hosts_of(cert) == frozenset(hosts)
+    return tuple(sorted({same_host(host) for host in (*hosts, *LOCAL_HOSTS)}))

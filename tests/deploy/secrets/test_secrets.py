@@ -93,6 +93,26 @@ def test_what_is_missing_or_for_other_hosts_is_made_and_nothing_else(root: Path)
     }
 
 
+def test_an_address_is_the_same_however_it_is_written(root: Path) -> None:
+    made(root, "fd00::0:1")
+    assert made(root, "FD00:0:0:0:0:0:0:1") == []
+
+
+def test_another_ca_signs_everything_anew_and_only_that_is_trusted(root: Path) -> None:
+    old = x509.load_pem_x509_certificate((root / "ca/ca.pem").read_bytes())
+    for path in (root / "ca").iterdir():
+        path.unlink()
+    token = (root / "client/token").read_bytes()
+    made(root, "llm", "10.0.0.7")
+    files = contents(root)
+    (new,) = x509.load_pem_x509_certificates(files["client/ca.pem"])
+    assert new != old
+    for name in ("scheduler/tls", "scheduler/worker-tls", "worker/tls"):
+        x509.load_pem_x509_certificate(files[f"{name}.pem"]).verify_directly_issued_by(new)
+    assert files["client/token"] == token
+    assert made(root, "llm", "10.0.0.7") == []
+
+
 def test_a_token_that_was_taken_out_of_the_folder_is_not_made_again(root: Path) -> None:
     (root / "client/token").unlink()
     assert made(root, "llm", "10.0.0.7") == []
