@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 
 from nanoserve.reloaded import Reloaded
+from scheduler.api.caller import CALLER
 from scheduler.api.token_hashes import TokenHashes
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,8 @@ class TokenCheck(grpc.aio.ServerInterceptor):
         if handler_call_details.method.startswith(_OPEN):
             return await continuation(handler_call_details)
         token = _token(handler_call_details.invocation_metadata)
-        if token is not None and self._hashes.get().owner(token) is not None:
+        if token is not None and (owner := self._hashes.get().owner(token)) is not None:
+            CALLER.set(owner)
             return await continuation(handler_call_details)
         return self._refusal(NO_TOKEN if token is None else WRONG_TOKEN)
 

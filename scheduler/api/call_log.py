@@ -22,6 +22,7 @@ def fields(record: CallRecord) -> dict[str, object]:
     """The record by name, without what is not known. Times in milliseconds."""
     result: dict[str, object] = {
         "request_id": record.request_id[:_LONGEST_ID],
+        "caller": record.caller or None,
         "outcome": record.outcome,
         "status": record.status,
         "prompt_tokens": record.prompt_tokens,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import grpc
 
 from nanoserve.v1 import inference_pb2
+from scheduler.api.caller import CALLER
 from scheduler.api.errors import CallError
 from scheduler.api.output_stream import OutputStream
 from scheduler.api.tracing import CallTrace
@@ -32,6 +33,7 @@ class CallRecord:
     preemptions: int = 0
     recomputed_tokens: int = 0
     error: str = ""  # what the client was told
+    caller: str = ""  # the name of the token that let the call in
     trace_id: str = ""
     prompt: object = None  # text, messages or ids; None unless texts are logged
     output: str | None = None
@@ -45,6 +47,7 @@ class Call:
         self.request_id = request_id
         self.arrival = arrival
         self.trace = trace
+        self.caller = CALLER.get()
         self.deadline: float | None = None
         self.deadline_is_the_clients = False  # not the server's maximum
         self.stream: OutputStream | None = None  # once submitted
@@ -113,6 +116,7 @@ class Call:
             preemptions=usage.preemptions if usage else 0,
             recomputed_tokens=usage.recomputed_tokens if usage else 0,
             error=self._error_text(),
+            caller=self.caller,
             trace_id=self.trace.trace_id,
             prompt=_prompt(self.request) if self.request else None,
             output="".join(self.output) if self.request else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import grpc
@@ -88,6 +89,17 @@ async def test_a_good_token_lets_in_whichever_of_the_file_it_is(served):
         responses = [r async for r in served.stub.Generate(request, metadata=metadata)]
         assert [i for r in responses for i in r.token_ids] == [5, 2]
     assert served.server._service._records.totals.unauthenticated == 0
+
+
+async def test_the_line_that_a_request_ends_with_names_whose_token_it_had(served, caplog):
+    caplog.set_level(logging.INFO)
+    metadata = {"other": bearer(OTHER), "ours": bearer(TOKEN)}
+    for name in ("other", "ours", "other"):
+        request = GenerateRequest(token_ids={"ids": [1]}, request_id=f"of-{name}")
+        assert [r async for r in served.stub.Generate(request, metadata=metadata[name])]
+    ended = [r.fields for r in caplog.records if r.getMessage() == "request ended"]
+    named = [(fields["request_id"], fields["caller"]) for fields in ended]
+    assert named == [("of-other", "other"), ("of-ours", "ours"), ("of-other", "other")]
 
 
 async def test_health_needs_no_token(served):
