@@ -8,13 +8,19 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from nanoserve.environment import EnvironmentParser
 from scheduler.log_format import FORMATS, start_logging
 from scheduler.start_error import StartError
 
+if TYPE_CHECKING:
+    from nanoserve.environment import EnvironmentParser
+
 
 def parser() -> EnvironmentParser:
+    # Here: it brings gRPC, which takes a while, and the signal handlers come first.
+    from nanoserve.environment import EnvironmentParser
+
     result = EnvironmentParser(
         prog="python -m scheduler",
         description="Schedules requests on a nanoserve worker and serves clients. SIGTERM or "

@@ -129,3 +129,11 @@ def test_the_client_and_its_command_load_nothing_but_grpc_and_protobuf() -> None
     assert {"grpc", "google"} <= loaded
     others = {"cryptography", "numpy", "rich", "tokenizers", "jinja2", "scheduler", "worker"}
     assert not loaded & (HEAVY | others)
+
+
+@pytest.mark.parametrize("module", ["scheduler.__main__", "worker.__main__"])
+def test_a_server_loads_nothing_slow_before_its_signal_handlers(module: str) -> None:
+    """As process 1 of a container it would not hear a signal until then."""
+    loaded = loaded_by(f"import {module}")
+    assert module.partition(".")[0] in loaded
+    assert not loaded & (HEAVY | {"grpc", "google", "numpy", "nanoserve"})

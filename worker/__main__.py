@@ -9,16 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from nanoserve.environment import EnvironmentParser
 from worker.stop_signals import StopSignals
 
 if TYPE_CHECKING:
+    from nanoserve.environment import EnvironmentParser
     from nanoserve.tls import TlsFlags
 
 _Add = Callable[..., None]
 
 
 def parser() -> EnvironmentParser:
+    # Here: it brings gRPC, which takes a while, and the signal handlers come first.
+    from nanoserve.environment import EnvironmentParser
+
     result = EnvironmentParser(
         prog="python -m worker",
         description="Holds the model and its K/V pool and runs the steps of one scheduler. Every "
