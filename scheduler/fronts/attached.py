@@ -57,4 +57,5 @@ class AttachedFrontEnd:
 
     def _end(self, reason: str) -> None:
         self._hub.leave(self.process.number)
-        self.ended.set_result(reason)
+        if not self.ended.done():  # whoever waited for it may have been cancelled
+            self.ended.set_result(reason)
