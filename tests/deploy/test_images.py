@@ -1,13 +1,16 @@
-"""What the images install fits what pyproject.toml asks for."""
+"""The images have what their code imports, in versions that pyproject.toml asks for."""
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
+
+from tests.test_imports import OURS, imported_modules
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -41,3 +44,36 @@ def test_every_package_is_pinned_to_a_version_that_fits(extra: str) -> None:
 
 def test_torch_is_the_same_everywhere() -> None:
     assert pins("torch-cpu")["torch"] == pins("torch-cuda")["torch"]
+
+
+def copied(dockerfile: str) -> set[Path]:
+    """Our Python files in the images that it makes, all targets together."""
+    text = (ROOT / "deploy/docker" / dockerfile).read_text().replace("\\\n", " ")
+    files: set[Path] = set()
+    for line in re.findall(r"^COPY ((?:deploy|kernels|protos|scheduler|worker)/.*)$", text, re.M):
+        for source in line.split()[:-1]:
+            path = ROOT / source
+            files |= set(path.rglob("*.py")) if path.is_dir() else {path}
+    return {file for file in files if file.suffix == ".py"}
+
+
+def files_of(module: str) -> list[Path]:
+    """The file of a module of ours, or of its package; none for a name within one."""
+    path = ROOT / ("protos" if module.startswith("nanoserve") else "") / module.replace(".", "/")
+    found = (path.with_suffix(".py"), path / "__init__.py")
+    return [file for file in found if file.exists()]
+
+
+@pytest.mark.parametrize("dockerfile", ["scheduler.Dockerfile", "worker.Dockerfile"])
+def test_an_image_has_every_file_of_ours_that_its_code_imports(dockerfile: str) -> None:
+    files = copied(dockerfile)
+    lacking = {
+        f"{path.relative_to(ROOT)}: {module}"
+        for path in files
+        for module in imported_modules(
+            path.read_text(), path.relative_to(ROOT).parent.as_posix().replace("/", ".")
+        )
+        if module.split(".")[0] in OURS and not files.issuperset(files_of(module))
+    }
+    assert len(files) > 50
+    assert lacking == set()

@@ -158,6 +158,11 @@ class Stream:
             self._ids += json.loads(line)
         return self._ids
 
+    def ended(self) -> int:
+        """The exit status, once the call has ended in some way."""
+        self._process.communicate(timeout=100)
+        return self._process.returncode
+
     def error(self) -> str:
         """What it says of a call that fails."""
         _, error = self._process.communicate(timeout=100)

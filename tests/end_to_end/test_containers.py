@@ -77,6 +77,21 @@ def test_a_client_with_ca_and_token_is_served_and_others_are_refused(secrets: Pa
     assert client(PROMPT, 10, None).error().startswith("UNAVAILABLE")
 
 
+def test_a_token_made_later_lets_its_holder_in_without_a_restart(
+    secrets: Path, tmp_path: Path
+) -> None:
+    shutil.copy(secrets / "ca.pem", tmp_path)
+    hashes = ("--hashes", "/secrets/scheduler/token-hashes")
+    token = compose("run", "--rm", "-T", "init", "token", "second", *hashes)
+    (tmp_path / "token").write_text(token)
+
+    def is_let_in() -> bool:
+        return client(PROMPT, 1, tmp_path).ended() == 0
+
+    wait_until(is_let_in, "the scheduler has read the file again")
+    assert client(PROMPT, 10, secrets).rest() == right(10)
+
+
 def test_each_process_is_the_first_of_its_container_and_has_no_rights(secrets: Path) -> None:
     for container, package in ((WORKER, "worker"), (SCHEDULER, "scheduler")):
         process = Path("/proc", str(container.state["Pid"]))
@@ -120,6 +135,9 @@ def test_prometheus_finds_both_servers_and_its_rules(secrets: Path) -> None:
 
     wait_until(lambda: Container("prometheus").listens, "Prometheus listens")
     wait_until(lambda: up() == {"scheduler": "1", "worker": "1"}, "both are scraped")
+    link = f'(index .NetworkSettings.Networks "{PROJECT}_link").IPAddress'
+    address = docker("inspect", "-f", f"{{{{{link}}}}}", SCHEDULER.name).strip()
+    assert f"metrics at http://{address}:9101/metrics" in compose("logs", "scheduler")
     (group,) = ask("rules")["groups"]
     assert {rule["health"] for rule in group["rules"]} <= {"ok", "unknown"}
     assert len(group["rules"]) > 5
