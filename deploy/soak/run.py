@@ -80,15 +80,16 @@ class Soak:
         inflictor = asyncio.create_task(self._inflict(clients[0], began))
         await asyncio.gather(*streams, inflictor)
         sampler.cancel()
-        await self._check_rest(clients[0])
+        if not self._stand.over:
+            await self._check_rest(clients[0])
+            await self._check_files(files)
         for client in clients:
             await client.close()
-        await self._check_files(files)
         self._result.worker_starts = self._stand.worker_starts
         return self._result
 
     async def _stream(self, client: AsyncClient, until: float) -> None:
-        while time.monotonic() < until:
+        while time.monotonic() < until and not self._stand.over:
             question = self._question(self._next)
             self._next += 1
             self._count(question, await ask(client, question, self._expected, self._on_tokens))
@@ -112,6 +113,8 @@ class Soak:
     async def _inflict(self, client: AsyncClient, began: float) -> None:
         for fault in self._faults:
             await asyncio.sleep(began + fault.at - time.monotonic())
+            if self._stand.over:
+                return
             with contextlib.suppress(NanoserveError):
                 status = await client.status()
                 self._result.with_steps_in_flight += status.steps_in_flight > 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
 import sys
 import tempfile
@@ -58,6 +60,7 @@ class Stand:
         self._relay = Relay(link, target)
         self.strange: list[str] = []
         self.worker_starts = 0
+        self.over = False  # the scheduler has ended: there is nothing left to soak
         self.listening_at: float | None = None  # time.monotonic() of the running worker; or None
         self.began = time.monotonic()
         self._stopping = False
@@ -117,20 +120,24 @@ class Stand:
 
     async def inflict(self, fault: Fault) -> None:
         """Returns once the fault is over; what it sets off may go on."""
-        process = psutil.Process(self.worker.pid)
         match fault.kind:
             case "kill":
-                process.kill()
+                self._signal(signal.SIGKILL)
             case "replace":
-                process.terminate()
+                self._signal(signal.SIGTERM)
             case "pause" | "hang":
-                process.send_signal(signal.SIGSTOP)
+                self._signal(signal.SIGSTOP)
                 await asyncio.sleep(fault.seconds)
-                process.send_signal(signal.SIGCONT)
+                self._signal(signal.SIGCONT)
             case "cut":
                 self._relay.cut()
             case "partition":
                 await self._relay.hold(fault.seconds)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the worker, which may have ended a moment ago."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.worker.pid, number)
 
     def memory(self) -> list[Memory]:
         """Of what runs at this moment."""
@@ -156,6 +163,7 @@ class Stand:
             await asyncio.sleep(_LOOK_SECONDS)
             if (status := self.scheduler.exit_status) is not None:
                 self.strange.append(f"the scheduler ended with {status}:\n{self.scheduler.tail()}")
+                self.over = True
                 return
             if self.worker.exit_status is not None:
                 self.listening_at = None
