@@ -1,0 +1,122 @@
+"""Random crashes, resumptions, refusals and cancels, one on top of the other, with the audit on."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from scheduler.core.front_end import Failure, FailureKind, Finish
+from scheduler.core.worker_link import Disconnected, StepRefused
+from tests.scheduler.core.fake_worker import FakeWorker, expected_tokens
+from tests.scheduler.core.harness import Harness
+
+
+class Storm:
+    """Requests with distinct prompts, some of which crash the worker whenever computed."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.worker = FakeWorker(
+            num_blocks=rng.choice([10, 16, 40]),
+            block_size=4,
+            max_rows=rng.choice([2, 4, 8]),
+            max_model_len=64,
+            max_step_tokens=rng.choice([8, 16, 64]),
+        )
+        self.harness = Harness(self.worker, pipeline_depth=rng.choice([1, 2, 3]))
+        self.wanted: dict[int, tuple[list[int], int]] = {}
+        self.poison: set[str] = set()
+        self.cancelled: set[int] = set()
+        self.refused: set[int] = set()
+
+    def run(self) -> None:
+        for _ in range(300):
+            self.rng.choices(
+                [self.submit, self.answer, self.crash, self.cut, self.cancel, self.refuse],
+                [20, 60, 6, 3, 4, 1],
+            )[0]()
+            self.harness.now += 0.01
+            self.harness.turn()
+        for _ in range(5000):
+            if not self.harness.books.num_requests:
+                return
+            self.answer()
+            # Past the breaker's longest pause, so that it is not what is seen here.
+            self.harness.now += 0.01
+            self.harness.turn()
+        raise AssertionError("the engine did not come to rest")
+
+    def submit(self) -> None:
+        rng = self.rng
+        prompt = [rng.randrange(97) for _ in range(rng.randint(1, 18))]
+        count = rng.randint(1, 14)
+        handle = self.harness.submit(prompt, count)
+        self.wanted[handle] = (prompt, count)
+        if rng.random() < 0.03:
+            self.poison.add(f"r{handle}")
+
+    def answer(self) -> None:
+        worker = self.worker
+        if not worker.unanswered:
+            return
+        oldest = len(worker.step_requests) - len(worker.unanswered)
+        if self.poison.intersection(worker.step_requests[oldest]):
+            worker.restart()
+        else:
+            worker.answer()
+
+    def crash(self) -> None:
+        for _ in range(self.rng.choice([1, 1, 2, 3])):
+            if self.rng.random() < 0.5:
+                self.harness.engine.post(Disconnected("killed"))
+            self.worker.restart()
+            self.harness.turn()
+
+    def cut(self) -> None:
+        self.harness.engine.post(Disconnected("cut"))
+        self.harness.turn()
+        self.worker.connect(resumed=True)
+
+    def cancel(self) -> None:
+        live = list(self.harness.books.by_handle)
+        if live:
+            handle = self.rng.choice(live)
+            self.cancelled.add(handle)
+            self.harness.abort(handle)
+
+    def refuse(self) -> None:
+        if not self.worker.unanswered:
+            return
+        step = self.worker.unanswered[0].step_id
+        oldest = len(self.worker.step_requests) - len(self.worker.unanswered)
+        name = self.rng.choice([*self.worker.step_requests[oldest], ""])
+        if name:
+            self.refused.add(int(name[1:]))
+        self.harness.engine.post(StepRefused(step, "bad", request_id=name))
+        self.worker.restart()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_request_ends_once_with_its_own_tokens_whatever_the_worker_does(seed: int) -> None:
+    storm = Storm(seed)
+    storm.run()
+    harness = storm.harness
+    assert harness.front_end.ends.keys() == storm.wanted.keys()
+    for handle, (prompt, count) in storm.wanted.items():
+        end, tokens = harness.front_end.ends[handle], harness.front_end.tokens[handle]
+        expected = expected_tokens(prompt, count)
+        assert tokens == expected[: len(tokens)]
+        if isinstance(end, Finish):
+            assert tokens == expected
+            continue
+        assert isinstance(end, Failure)
+        if end.kind is FailureKind.INTERNAL:
+            # Three crashes that come from outside while one is alone blame it as well.
+            assert handle in storm.refused or "the worker ended" in end.message
+        elif end.kind is FailureKind.CANCELLED:
+            assert handle in storm.cancelled
+        else:
+            assert end.kind is FailureKind.UNAVAILABLE, end
+            assert "times in a row" in end.message
+    harness.assert_pool_is_whole()
