@@ -176,14 +176,19 @@ def test_a_truncated_file_is_replayed_up_to_its_last_whole_message(
 ) -> None:
     whole = recording.read_bytes()
     path = tmp_path / "cut.bin"
-    path.write_bytes(whole[: len(whole) // 2])
+    half = len(whole) // 2
+    path.write_bytes(whole[:half])
     report = replayed(path)
+    if not report.cut_off:  # a message happens to end there; none is one byte long
+        half -= 1
+        path.write_bytes(whole[:half])
+        report = replayed(path)
     assert not report.is_different
     cut = re.fullmatch(r"the file is cut off or damaged after (\d+) of (\d+) bytes", report.cut_off)
     assert cut, report.cut_off
     assert f"{cut[0]}: replayed up to the last whole message" in report.lines()
     begins, size = int(cut[1]), int(cut[2])
-    assert size == len(whole) // 2
+    assert size == half
     assert size - 600 < begins < size
     path.write_bytes(whole[:begins])
     again = replayed(path)
