@@ -31,6 +31,7 @@ def parser() -> EnvironmentParser:
     _add_model_flags(result.add_argument_group("model"))
     _add_server_flags(result.add_argument_group("towards clients"))
     _add_engine_flags(result.add_argument_group("towards the worker"))
+    _add_queue_flags(result.add_argument_group("who may wait"))
     _add_policy_flags(result.add_argument_group("who runs when"))
     _add_watching_flags(result.add_argument_group("metrics and logs"))
     result.add_print_config()
@@ -160,27 +161,6 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
     ):
         group.add_argument(f"--worker-tls-{flag}", metavar="FILE", help=text)
     group.add_argument(
-        "--max-queue",
-        metavar="REQUESTS",
-        type=int,
-        default=1024,
-        help="most requests waiting for a row; more are refused with RESOURCE_EXHAUSTED",
-    )
-    group.add_argument(
-        "--max-queue-tokens",
-        metavar="TOKENS",
-        type=int,
-        help="most tokens of the waiting requests together, so that memory is bounded",
-    )
-    group.add_argument(
-        "--max-queue-wait",
-        metavar="SECONDS",
-        type=float,
-        help="a request that would wait longer for its first step is refused with "
-        "RESOURCE_EXHAUSTED when it comes, so that under overload those that are taken are served "
-        "in time",
-    )
-    group.add_argument(
         "--pipeline-depth",
         metavar="STEPS",
         type=int,
@@ -208,6 +188,30 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--audit", action="store_true", help="check the books after every step (slower)"
+    )
+
+
+def _add_queue_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--max-queue",
+        metavar="REQUESTS",
+        type=int,
+        default=1024,
+        help="most requests waiting for a row; more are refused with RESOURCE_EXHAUSTED",
+    )
+    group.add_argument(
+        "--max-queue-tokens",
+        metavar="TOKENS",
+        type=int,
+        help="most tokens of the waiting requests together, so that memory is bounded",
+    )
+    group.add_argument(
+        "--max-queue-wait",
+        metavar="SECONDS",
+        type=float,
+        help="a request that would wait longer for its first step is refused with "
+        "RESOURCE_EXHAUSTED when it comes, so that under overload those that are taken are served "
+        "in time",
     )
 
 
