@@ -99,6 +99,8 @@ def test_a_reader_that_is_gone_harms_nobody(make):
     for _ in range(3):
         log.logger.info("x")
         log.handler.flush()
+        # The thread goes on taking lines: none is kept for a reader that never comes.
+        assert (len(log.handler._lines), log.handler._writing) == (0, False)
     log.read_end, _ = os.pipe()
 
 

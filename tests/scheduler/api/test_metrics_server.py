@@ -185,6 +185,9 @@ def test_an_address_that_cannot_be_is_refused(address, why):
 
 def test_others_may_scrape_where_that_is_said():
     server = MetricsServer("0.0.0.0:0", unprotected=True)
+    server.start(OneGauge())
+    assert server.address.startswith("0.0.0.0:")
+    assert get(server)[0] == 200
     server.close()
 
 

@@ -118,7 +118,7 @@ async def test_changes_of_readiness_do_not_put_the_next_interval_off(serve):
         while not (await call.read()).status.ready:
             pass
     async with asyncio.timeout(5):
-        await call.read()
+        assert (await call.read()).status.ready
     call.cancel()
 
 

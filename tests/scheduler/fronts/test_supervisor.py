@@ -182,3 +182,4 @@ async def test_a_drain_while_one_waits_to_be_replaced_ends_the_wait(
     two.supervisor.drain()
     two.processes[1].kill()
     await asyncio.wait_for(two.running, 5)
+    assert len(two.processes) == 2, "nobody was started for the drain"
