@@ -36,7 +36,7 @@ class Breaker:
         return True
 
     def progressed(self) -> None:
-        """A token was made, or the request at fault was found."""
+        """A token was made."""
         if self._losses or self._cooldown:
             self._losses.clear()
             self._cooldown = self._open_until = 0.0

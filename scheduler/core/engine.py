@@ -343,7 +343,7 @@ class Engine:
         if culprit is not None and not culprit.ended:
             message = f"the worker ended {culprit.crashes} times in a row while it computed this"
             self._fail(new, culprit, FailureKind.INTERNAL, message)
-        elif blamed:
+        if blamed:  # a worker that crashes whoever runs finds culprits without end
             self._presence.breaker.lost(now)
         self._policy.suspect(r for r in requests if is_suspect(r) and not r.ended)
 
