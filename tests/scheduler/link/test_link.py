@@ -263,9 +263,11 @@ def test_a_worker_that_does_not_fit_is_an_error_that_names_both(
 def test_a_newer_scheduler_takes_the_worker_over() -> None:
     with (
         running_worker() as worker,
-        linked(worker.address, slow_retry=0.05) as (_, old_inbox),
+        linked(worker.address, slow_retry=0.05) as (old_link, old_inbox),
     ):
         first = old_inbox.next(Connected).info.incarnation
+        old_link.send(empty_plan(1, first))
+        assert old_inbox.next(StepAnswer).step_id == 1, "its stream is open"
         with linked(worker.address) as (link, inbox):
             second = inbox.next(Connected).info.incarnation
             assert second != first
