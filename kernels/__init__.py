@@ -24,9 +24,10 @@ class Ops:
 
     `plan_rope(positions, cos_sin, slot_mapping)`,
     `plan_decode(k_pool, block_tables, rows, context_lens, total_context)` and
-    `plan_prefill(k_pool, block_tables, rows, query_starts, context_lens)` prepare what all layers
-    of a step share; an op given no `plan` makes its own. k_pool is any layer's; total_context is an
-    upper bound of the context lengths' sum.
+    `plan_prefill(k_pool, block_tables, rows, query_starts, context_lens, num_heads, most_tokens)`
+    prepare what all layers of a step share; an op given no `plan` makes its own. k_pool is any
+    layer's; total_context and most_tokens are upper bounds of the sums of context lengths and of
+    queries.
     """
 
     face: str
@@ -75,7 +76,8 @@ def ops(device: torch.device | str, face: str = "auto") -> Ops:
     from kernels import triton_ops
 
     triton_ops.check_device(kind)
-    return _table(triton_ops, "triton", plan_decode=triton_ops.plan_decode)
+    plans = {name: getattr(triton_ops, name) for name in ("plan_decode", "plan_prefill")}
+    return _table(triton_ops, "triton", **plans)
 
 
 def _table(module: Any, face: str, **plans: Callable[..., Any]) -> Ops:

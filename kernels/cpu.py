@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+from torch.nn.functional import pad
 
 from kernels.cpu_attention import (
     paged_attention_decode,
@@ -200,10 +201,11 @@ def step_tokens(
         positions = context_lens - 1
     else:
         # A token's position less its index in the step is one value per sequence.
-        lens = query_starts.diff()
-        positions = torch.arange(num_tokens, dtype=torch.int32)
-        positions += (context_lens - query_starts[1:]).repeat_interleave(
-            lens, output_size=num_tokens
-        )
-        line_starts = line_starts.repeat_interleave(lens, output_size=num_tokens)
-    return tokens.view(-1).index_select(0, line_starts + positions), positions
+        lens, owned = query_starts.diff(), int(query_starts[-1])
+        positions = torch.arange(owned, dtype=torch.int32)
+        positions += (context_lens - query_starts[1:]).repeat_interleave(lens, output_size=owned)
+        line_starts = line_starts.repeat_interleave(lens, output_size=owned)
+    ids = tokens.view(-1).index_select(0, line_starts + positions)
+    if pads := num_tokens - ids.shape[0]:
+        return pad(ids, (0, pads)), pad(positions, (0, pads))
+    return ids, positions

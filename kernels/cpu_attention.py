@@ -88,6 +88,8 @@ def plan_prefill(
     rows: torch.Tensor,
     query_starts: torch.Tensor,
     context_lens: torch.Tensor,
+    num_heads: int = 0,  # noqa: ARG001 - of other faces
+    most_tokens: int = 0,  # noqa: ARG001
 ) -> tuple[PrefillSequence, ...]:
     """What all layers of a step share; a sequence without queries has no part in it."""
     starts = query_starts.tolist()
@@ -140,9 +142,8 @@ def paged_attention_prefill(
     query_starts: torch.Tensor,
     context_lens: torch.Tensor,
     scale: float,
-    max_query_len: int,  # noqa: ARG001 - a launch bound of other faces
     *,
-    max_context_len: int,  # noqa: ARG001
+    max_context_len: int,  # noqa: ARG001 - a launch bound of other faces
     plan: tuple[PrefillSequence, ...] | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:

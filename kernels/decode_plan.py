@@ -47,7 +47,7 @@ def decode_plan_kernel(
     contexts = tl.load(context_lens + index, mask=real, other=0)
     row = tl.load(rows + index, mask=real, other=0)
     # A sequence of no context has an item too: its output must be written.
-    splits = tl.where(real, tl.maximum(tl.cdiv(contexts, SPLIT), 1), 0)
+    splits = tl.where(real & (contexts >= 0), tl.maximum(tl.cdiv(contexts, SPLIT), 1), 0)
     firsts = tl.cumsum(splits, axis=0) - splits
     tl.store(first_items + index, firsts, mask=real)
     tl.store(count, tl.minimum(tl.sum(splits, axis=0), capacity))

@@ -171,6 +171,7 @@ def paged_attention_decode(
 ) -> torch.Tensor:
     """See `kernels.reference.paged_attention_decode`; max_context_len bounds what is kept.
 
+    A sequence of a negative context length is none, and its place in `out` stays as it is.
     A given `plan` is read at once: another kernel must have been launched since it was made.
     """
     sequences, heads, head_dim = q.shape

@@ -108,18 +108,18 @@ def paged_attention_prefill(
     query_starts: torch.Tensor,
     context_lens: torch.Tensor,
     scale: float,
-    max_query_len: int,  # noqa: ARG001 - a launch bound of other faces
     *,
-    max_context_len: int,  # noqa: ARG001
+    max_context_len: int,  # noqa: ARG001 - a launch bound of other faces
     plan: object = None,  # noqa: ARG001
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of ragged queries, read through the table -> [t, hq, d].
 
     q [t, hq, d]; sequence i owns tokens query_starts[i] to query_starts[i + 1], which are the last
-    positions of its context. The result is written to `out` [t, hq, d] where it is given.
+    positions of its context; it may own none. The result is written to `out` [t, hq, d] where it is
+    given, whose tokens of no sequence are left as they are.
     """
-    out = torch.zeros_like(q) if out is None else out.zero_()
+    out = torch.zeros_like(q) if out is None else out
     starts = query_starts.tolist()
     for i, (row, length) in enumerate(zip(rows.tolist(), context_lens.tolist(), strict=True)):
         if starts[i] == starts[i + 1]:
@@ -235,10 +235,11 @@ def step_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(token ids, positions), both [t] int32, of the last tokens of each sequence's context.
 
-    tokens [R, w] int32; rows, context_lens [s] int32; query_starts [s + 1] int32, from 0 to t:
-    sequence i owns tokens query_starts[i] to query_starts[i + 1] of the step.
+    tokens [R, w] int32; rows, context_lens [s] int32; query_starts [s + 1] int32, from 0 to at most
+    t: sequence i owns tokens query_starts[i] to query_starts[i + 1] of the step. Tokens of no
+    sequence have id and position 0.
     """
-    ids, positions = (torch.empty(num_tokens, dtype=torch.int32) for _ in range(2))
+    ids, positions = (torch.zeros(num_tokens, dtype=torch.int32) for _ in range(2))
     starts = query_starts.tolist()
     for i, (row, context) in enumerate(zip(rows.tolist(), context_lens.tolist(), strict=True)):
         first = context - (starts[i + 1] - starts[i])

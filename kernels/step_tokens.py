@@ -6,24 +6,34 @@ import triton.language as tl
 
 from kernels.pdl import follow, pdl_options
 
-MOST_TOKENS = 256
+BLOCK = 32  # tokens of a program
+SEARCH = 128  # sequences that it compares them with at a time
 
 
-@triton.jit(do_not_specialize_on_alignment=["rows", "query_starts", "context_lens"])
+@triton.jit(
+    do_not_specialize=["sequences", "num_tokens"],
+    do_not_specialize_on_alignment=["rows", "query_starts", "context_lens"],
+)
 def step_tokens_kernel(
-    tokens, rows, query_starts, context_lens, token_ids, positions, width, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+    tokens, rows, query_starts, context_lens, token_ids, positions, width, sequences, num_tokens,
+    BLOCK: tl.constexpr, SEARCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     follow(PDL)
-    sequence = tl.program_id(0)
-    start = tl.load(query_starts + sequence)
-    query_len = tl.load(query_starts + sequence + 1) - start
-    query = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = query < query_len
-    position = tl.load(context_lens + sequence) - query_len + query
-    line = tokens + tl.load(rows + sequence).to(tl.int64) * width
-    tl.store(token_ids + start + query, tl.load(line + position, mask=inside, other=0), mask=inside)
-    tl.store(positions + start + query, position, mask=inside)
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    sequence = tl.zeros_like(token)  # the one that owns it: so many end before it
+    for start in range(0, sequences, SEARCH):
+        index = start + tl.arange(0, SEARCH)
+        end = tl.load(query_starts + 1 + index, mask=index < sequences, other=2147483647)
+        sequence += tl.sum((end[None, :] <= token[:, None]).to(tl.int32), axis=1)
+    owned = sequence < sequences
+    end = tl.load(query_starts + 1 + sequence, mask=owned, other=0)
+    position = tl.load(context_lens + sequence, mask=owned, other=0) - end + token
+    position = tl.where(owned, position, 0)
+    line = tokens + tl.load(rows + sequence, mask=owned, other=0).to(tl.int64) * width
+    value = tl.load(line + position, mask=owned, other=0)
+    inside = token < num_tokens
+    tl.store(token_ids + token, value, mask=inside)
+    tl.store(positions + token, position, mask=inside)
 
 
 def step_tokens(
@@ -32,16 +42,15 @@ def step_tokens(
     query_starts: torch.Tensor,
     context_lens: torch.Tensor,
     num_tokens: int,
-    max_query_len: int,
+    max_query_len: int,  # noqa: ARG001 - of other faces
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `kernels.reference.step_tokens`; max_query_len only bounds the grid."""
+    """See `kernels.reference.step_tokens`."""
     token_ids, positions = (
         torch.empty(num_tokens, dtype=torch.int32, device=tokens.device) for _ in range(2)
     )
     if num_tokens:
-        block = 32 if max_query_len <= 32 else MOST_TOKENS
-        step_tokens_kernel[(rows.shape[0], triton.cdiv(max_query_len, block))](
+        step_tokens_kernel[(triton.cdiv(num_tokens, BLOCK),)](
             tokens, rows, query_starts, context_lens, token_ids, positions, tokens.shape[1],
-            BLOCK=block, num_warps=1, **pdl_options(num_tokens),
+            rows.shape[0], num_tokens, BLOCK=BLOCK, SEARCH=SEARCH, **pdl_options(num_tokens),
         )  # fmt: skip
     return token_ids, positions

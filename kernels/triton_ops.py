@@ -5,7 +5,7 @@ from kernels.gather_rows import gather_rows
 from kernels.launch import check_device
 from kernels.linear import add_linear, linear, norm_gated_linear, norm_linear, pack_weight
 from kernels.paged_attention_decode import paged_attention_decode
-from kernels.paged_attention_prefill import paged_attention_prefill
+from kernels.paged_attention_prefill import paged_attention_prefill, plan_prefill
 from kernels.rms_norm import rms_norm
 from kernels.rope_and_write_kv import rope_and_write_kv
 from kernels.sample import sample
@@ -24,6 +24,7 @@ __all__ = [
     "paged_attention_decode",
     "paged_attention_prefill",
     "plan_decode",
+    "plan_prefill",
     "rms_norm",
     "rope_and_write_kv",
     "sample",

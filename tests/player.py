@@ -77,7 +77,7 @@ class Player:
     ) -> StepInputs:
         rows = self.order(chunks)
         lens = [len(chunks[row]) for row in rows]
-        chunk_lens = lens[lens.count(1) :]
+        decodes = lens.count(1)
         ids = [token for row in rows for token in chunks[row]]
         positions = [self.lengths[row] + i for row in rows for i in range(len(chunks[row]))]
         owners = [row for row in rows for _ in chunks[row]]
@@ -95,15 +95,15 @@ class Player:
             token_ids=column(ids),
             positions=column(positions),
             slot_mapping=column(slots, torch.int64),
-            rows=column(rows),
-            context_lens=column(contexts),
-            prefill_starts=column([sum(chunk_lens[:i]) for i in range(len(chunk_lens) + 1)]),
+            decode_rows=column(rows[:decodes]),
+            decode_context_lens=column(contexts[:decodes]),
+            prefill_rows=column(rows[decodes:]),
+            prefill_context_lens=column(contexts[decodes:]),
+            prefill_starts=column([sum(lens[:i]) for i in range(decodes, len(lens) + 1)]),
             block_tables=self.tables.to(self.model.device),
             sample_tokens=column(range(len(ids)) if samples is None else samples, torch.int64),
-            num_decodes=lens.count(1),
-            max_query_len=max(lens),
             max_context_len=max(contexts),
-            decode_context=sum(contexts[: lens.count(1)]),
+            decode_context=sum(contexts[:decodes]),
         )
 
 

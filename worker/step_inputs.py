@@ -9,20 +9,21 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Shapes: s sequences, t tokens, m of them sampled after; block_tables has a line for each of
-    the worker's R rows. The first `num_decodes` sequences have one query token each."""
+    """Shapes: t tokens, m of them sampled after; block_tables has a line for each of the worker's R
+    rows. First come n decodes, with one token each, then p prompt chunks. What pads may make t, n
+    and p larger: decodes of a negative context length, which have no token, chunks of no tokens,
+    and tokens after the last start, of no sequence."""
 
     token_ids: torch.Tensor  # [t] int32 or int64
     positions: torch.Tensor  # [t] int32
     slot_mapping: torch.Tensor  # [t] int64
-    rows: torch.Tensor  # [s] int32
-    context_lens: torch.Tensor  # [s] int32, this step's tokens included
-    # [s - num_decodes + 1] int32, from 0 to t - num_decodes: query tokens of those that are none.
-    prefill_starts: torch.Tensor
+    decode_rows: torch.Tensor  # [n] int32
+    decode_context_lens: torch.Tensor  # [n] int32, this step's token included
+    prefill_rows: torch.Tensor  # [p] int32
+    prefill_context_lens: torch.Tensor  # [p] int32, this step's tokens included
+    prefill_starts: torch.Tensor  # [p + 1] int32: a chunk's first token, from the decodes' count on
     block_tables: torch.Tensor  # [R, B] int32
     # [m] int64: token index of a sampling sequence's last, in any order; 0 to t - 1 if m is t.
     sample_tokens: torch.Tensor
-    num_decodes: int
-    max_query_len: int  # of the sequences that are no decodes; 1 if there is none
-    max_context_len: int  # upper bound of context_lens
-    decode_context: int  # upper bound of the sum of the decodes' context_lens
+    max_context_len: int  # upper bound of the context lengths
+    decode_context: int  # upper bound of the sum of the decodes' context lengths

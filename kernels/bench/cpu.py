@@ -93,7 +93,7 @@ def cpu_prefill(shape: Shape, dtype: torch.dtype, length: int) -> tuple[float, f
     plan = ops.plan_prefill(case[0], *case[2:4], starts, case[4])
     attention = [
         lambda: ops.paged_attention_prefill(
-            q, *case[:4], starts, case[4], 0.125, length, max_context_len=length, plan=plan
+            q, *case[:4], starts, case[4], 0.125, max_context_len=length, plan=plan
         )
     ] * shape.layers
     products = []

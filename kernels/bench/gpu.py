@@ -109,9 +109,12 @@ class GpuBench:
         scale = shape.head_dim**-0.5
         dense = _randn(2, rows, shape.kv_heads, length, shape.head_dim)
         heads = q.view(rows, length, shape.heads, shape.head_dim).transpose(1, 2)
+        plan = self.ops.plan_prefill(
+            case[0], *case[2:4], starts, case[4], shape.heads, rows * length
+        )
         ours: Calls = [
             lambda: self.ops.paged_attention_prefill(
-                q, *case[:4], starts, case[4], scale, length, max_context_len=length
+                q, *case[:4], starts, case[4], scale, max_context_len=length, plan=plan
             )
         ]
         library: Calls = [

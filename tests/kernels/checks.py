@@ -117,7 +117,7 @@ def prefill(
     return ops.paged_attention_prefill(
         q, case.k_pool, case.v_pool, case.block_tables, case.rows,
         starts_of(query_lens, str(q.device)), case.context_lens, q.shape[-1] ** -0.5,
-        max(query_lens), max_context_len=case.max_context_len, **kwargs,
+        max_context_len=case.max_context_len, **kwargs,
     )  # fmt: skip
 
 
@@ -235,6 +235,43 @@ def check_row_alone(
         assert torch.equal(decode(ops, q[order], part), together[order])
 
 
+def check_padded_mixed_step(ops: Ops, dtype: torch.dtype, device: str, head_dim: int) -> None:
+    """Decodes and chunks write one tensor. Decodes of negative context, which lie over tokens of
+    chunks, chunks of no tokens, and tokens of no sequence change nothing."""
+    case = paged([3, 70, 40, 90, 18], 2, head_dim, 16, dtype, device)
+    query_lens, decodes, pads = [1, 1, 40, 2, 17], 2, 4
+    q = randn(sum(query_lens) + pads, 6, head_dim, dtype=dtype, device=device)
+    one, many = slice(0, decodes), slice(decodes, None)
+    parts = [
+        Paged(case.k_pool, case.v_pool, case.block_tables, case.rows[i], case.context_lens[i], [])
+        for i in (one, many)
+    ]
+    wanted = [
+        decode(ops, q[:decodes], parts[0]),
+        prefill(ops, q[decodes:-pads], parts[1], query_lens[decodes:]),
+    ]
+    out, buffer = guarded(tuple(q.shape), dtype, device)
+    lens = case.context_lens.clone()
+    lens[decodes:] = -1
+    decode(
+        ops,
+        q[: len(lens)],
+        Paged(case.k_pool, case.v_pool, case.block_tables, case.rows, lens, []),
+        out=out[: len(lens)],
+    )
+    assert bool((out[decodes:] == GUARD).all())
+    starts = starts_of(query_lens, device).clamp(min=decodes)
+    padded = [torch.cat((x, x[-1:], x[-1:])) for x in (case.rows, starts, case.context_lens)]
+    ops.paged_attention_prefill(
+        q, case.k_pool, case.v_pool, case.block_tables, *padded, head_dim**-0.5,
+        max_context_len=90, out=out,
+    )  # fmt: skip
+    assert torch.equal(out[:-pads], torch.cat(wanted))
+    assert bool((out[-pads:] == GUARD).all())
+    assert bool((buffer[:1024] == GUARD).all())
+    assert bool((buffer[-1024:] == GUARD).all())
+
+
 def check_chunks(
     ops: Ops, dtype: torch.dtype, device: str, length: int, cuts: list[int], head_dim: int
 ) -> None:
@@ -326,8 +363,9 @@ def check_scatter(ops: Ops, device: str, count: int) -> None:
         assert torch.equal(buffer.cpu(), expected)
 
 
-def check_step_tokens(ops: Ops, device: str, query_lens: list[int]) -> None:
-    """Ids and positions of ragged sequences whose rows' other tokens are poison."""
+def check_step_tokens(ops: Ops, device: str, query_lens: list[int], pads: int = 0) -> None:
+    """Ids and positions of ragged sequences whose rows' other tokens are poison; zeros for tokens
+    past them."""
     context_lens = [length + 3 * i for i, length in enumerate(query_lens)]
     lines = len(query_lens) + 2
     rows = torch.randperm(lines, generator=torch.Generator().manual_seed(2))[: len(query_lens)]
@@ -335,9 +373,10 @@ def check_step_tokens(ops: Ops, device: str, query_lens: list[int]) -> None:
     for row, context, length in zip(rows.tolist(), context_lens, query_lens, strict=True):
         tokens[row, context - length : context] = torch.randint(0, 1000, (length,)).int()
     columns = (tokens, rows.int(), starts_of(query_lens), torch.tensor(context_lens).int())
-    bounds = (sum(query_lens), max(query_lens, default=1))
+    bounds = (sum(query_lens) + pads, max(query_lens, default=1))
     expected = reference.step_tokens(*columns, *bounds)
     assert bool((expected[0] >= 0).all())
+    assert not expected[0][sum(query_lens) :].any()
     actual = ops.step_tokens(*(x.to(device) for x in columns), *bounds)
     for mine, wanted in zip(actual, expected, strict=True):
         assert mine.dtype == torch.int32

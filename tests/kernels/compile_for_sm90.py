@@ -53,9 +53,7 @@ def launch_attention(head_dim: int, dtype: torch.dtype) -> None:
     rows, starts = torch.zeros(1, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
     context = {"scale": 0.125, "max_context_len": 512}
     triton_ops.paged_attention_decode(q, pool, pool, table, rows, rows, **context)
-    triton_ops.paged_attention_prefill(
-        q, pool, pool, table, rows, starts, rows, max_query_len=64, **context
-    )
+    triton_ops.paged_attention_prefill(q, pool, pool, table, rows, starts, rows, **context)
 
 
 def launch_rope(head_dim: int, dtype: torch.dtype) -> None:
@@ -86,8 +84,7 @@ def launch_others(dtype: torch.dtype) -> None:
         triton_ops.gather_rows(torch.empty(9, 2048, dtype=dtype), index)
     for values in (one, seeds, torch.zeros(1)):
         triton_ops.scatter(values, seeds, values)
-    for query_len in (1, 300):
-        triton_ops.step_tokens(tokens, one, torch.zeros(2, dtype=torch.int32), one, 1, query_len)
+    triton_ops.step_tokens(tokens, one, torch.zeros(2, dtype=torch.int32), one, 1, 1)
 
 
 def launches(found: dict[str, triton.JITFunction]) -> list[tuple[str, tuple, dict]]:

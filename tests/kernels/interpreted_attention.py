@@ -74,7 +74,7 @@ def test_a_context_of_nothing_gives_zeros() -> None:
     assert out[0].isfinite().all()
 
 
-def test_a_generous_bound_on_contexts_and_queries_changes_nothing() -> None:
+def test_a_generous_bound_on_contexts_changes_nothing() -> None:
     case = paged([3, 40], 1, 16, 8)
     q = randn(2, 2, 16, dtype=FP32)
     exact = checks.decode(OPS, q, case)
@@ -84,9 +84,13 @@ def test_a_generous_bound_on_contexts_and_queries_changes_nothing() -> None:
     )
     assert torch.equal(wide, exact)
     wide = OPS.paged_attention_prefill(
-        q, *arguments, starts_of([1, 1]), case.context_lens, 0.25, 200, max_context_len=3 * SPLIT
+        q, *arguments, starts_of([1, 1]), case.context_lens, 0.25, max_context_len=3 * SPLIT
     )
     assert torch.equal(wide, checks.prefill(OPS, q, case, [1, 1]))
+
+
+def test_a_mixed_step_with_pads_equals_its_parts() -> None:
+    checks.check_padded_mixed_step(OPS, FP32, "cpu", 16)
 
 
 def test_padded_rows_on_the_scratch_block_change_no_live_row() -> None:

@@ -124,6 +124,7 @@ def test_scattered_values_equal_the_oracles() -> None:
 @pytest.mark.parametrize("query_lens", [[1], [1, 1, 1], [1, 7, 300, 2], [33, 1]])
 def test_the_tokens_of_a_step_equal_the_oracles(query_lens: list[int]) -> None:
     checks.check_step_tokens(OPS, "cpu", query_lens)
+    checks.check_step_tokens(OPS, "cpu", query_lens, pads=40)
 
 
 def test_nothing_of_no_tokens() -> None:

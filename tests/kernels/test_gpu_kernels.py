@@ -102,6 +102,14 @@ def test_a_decode_does_not_depend_on_its_neighbours(ops: kernels.Ops, head_dim: 
     checks.check_row_alone(ops, BF16, "cuda", [1, 64, 255, 256, 257, 900, 4097], head_dim)
 
 
+@BOTH
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_mixed_step_with_pads_equals_its_parts(
+    ops: kernels.Ops, head_dim: int, dtype: torch.dtype
+) -> None:
+    checks.check_padded_mixed_step(ops, dtype, "cuda", head_dim)
+
+
 def test_a_prompt_in_chunks_equals_it_whole(ops: kernels.Ops) -> None:
     checks.check_chunks(ops, BF16, "cuda", 700, [1, 17, 64, 65, 200, 512], 64)
 
@@ -120,6 +128,7 @@ def test_scattered_values_equal_the_oracles(ops: kernels.Ops, count: int) -> Non
 @pytest.mark.parametrize("query_lens", [[1], [1] * 200, [1, 7, 3000, 2], [33, 1]])
 def test_the_tokens_of_a_step_equal_the_oracles(ops: kernels.Ops, query_lens: list[int]) -> None:
     checks.check_step_tokens(ops, "cuda", query_lens)
+    checks.check_step_tokens(ops, "cuda", query_lens, pads=40)
 
 
 def test_sampling_writes_what_it_samples_and_nothing_else(ops: kernels.Ops) -> None:

@@ -11,7 +11,7 @@ from kernels import Ops
 from worker.kv_pool import KVPool
 from worker.model.config import ModelConfig
 from worker.model.rope import cos_sin_table
-from worker.model.weights import LlamaWeights
+from worker.model.weights import LayerWeights, LlamaWeights
 from worker.step_inputs import StepInputs
 
 # (q [t, heads, head_dim], K pool, V pool of one layer, out=None) -> [t, heads, head_dim]
@@ -39,15 +39,29 @@ class Llama:
     def forward(self, inputs: StepInputs, pool: KVPool) -> torch.Tensor:
         """Writes the K/V of the step's t tokens into `pool`; returns the logits [m, vocab], in the
         model's dtype, that follow the m tokens of `inputs.sample_tokens`."""
-        ops, config, layers = self.ops, self.config, self.weights.layers
         tokens, sampled = inputs.token_ids.shape[0], inputs.sample_tokens.shape[0]
+        attended, residual = self.body(inputs, pool)
+        if not sampled:
+            return residual.new_empty((0, self.config.vocab_size))
+        if sampled < tokens:
+            # Of the others nothing is read any more.
+            attended = self.ops.gather_rows(attended, inputs.sample_tokens)
+            residual = self.ops.gather_rows(residual, inputs.sample_tokens)
+        return self.tail(attended, residual)
+
+    def body(self, inputs: StepInputs, pool: KVPool) -> tuple[torch.Tensor, torch.Tensor]:
+        """All that every token needs: (attended [t, heads * head_dim], residual [t, hidden]), after
+        and before the last layer's attention. If nothing is sampled, `attended` is anything: the
+        K/V is written, which is all that such a step is for."""
+        ops, config, layers = self.ops, self.config, self.weights.layers
         attend = self._attention(inputs, pool)
         rope_plan = ops.plan_rope(inputs.positions, self._cos_sin, inputs.slot_mapping)
-        eps = config.rms_norm_eps
         residual = ops.gather_rows(self.weights.embedding, inputs.token_ids)
         for layer, (k_pool, v_pool) in zip(layers, pool.layers, strict=True):
-            qkv = ops.norm_linear(residual, layer.input_norm, eps, layer.qkv, layer.qkv_bias)
-            q = ops.rope_and_write_kv(
+            qkv = ops.norm_linear(
+                residual, layer.input_norm, config.rms_norm_eps, layer.qkv, layer.qkv_bias
+            )
+            attended = ops.rope_and_write_kv(
                 qkv,
                 inputs.positions,
                 self._cos_sin,
@@ -57,69 +71,79 @@ class Llama:
                 config.num_heads,
                 plan=rope_plan,
             )
-            if layer is layers[-1] and not sampled:
-                # The K/V is written, which is all that this step is for.
-                return residual.new_empty((0, config.vocab_size))
-            attended = attend(q, k_pool, v_pool).reshape(tokens, config.query_size)
-            if layer is layers[-1] and sampled < tokens:
-                # Of the others nothing is read any more.
-                attended = ops.gather_rows(attended, inputs.sample_tokens)
-                residual = ops.gather_rows(residual, inputs.sample_tokens)
-            residual = ops.add_linear(attended, layer.out, layer.out_bias, residual)
-            activated = ops.norm_gated_linear(
-                residual, layer.post_norm, eps, layer.gate_up, layer.gate_up_bias
-            )
-            residual = ops.add_linear(activated, layer.down, layer.down_bias, residual)
-        return ops.norm_linear(residual, self.weights.final_norm, eps, self.weights.head)
+            last = layer is layers[-1]
+            if not last or inputs.sample_tokens.shape[0]:
+                attended = attend(attended, k_pool, v_pool)
+            attended = attended.reshape(-1, config.query_size)
+            if not last:
+                residual = self._after_attention(layer, attended, residual)
+        return attended, residual
+
+    def tail(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """What follows `body`, for some of its lines or all: logits [m, vocab]."""
+        residual = self._after_attention(self.weights.layers[-1], attended, residual)
+        eps = self.config.rms_norm_eps
+        return self.ops.norm_linear(residual, self.weights.final_norm, eps, self.weights.head)
+
+    def _after_attention(
+        self, layer: LayerWeights, attended: torch.Tensor, residual: torch.Tensor
+    ) -> torch.Tensor:
+        ops = self.ops
+        residual = ops.add_linear(attended, layer.out, layer.out_bias, residual)
+        activated = ops.norm_gated_linear(
+            residual, layer.post_norm, self.config.rms_norm_eps, layer.gate_up, layer.gate_up_bias
+        )
+        return ops.add_linear(activated, layer.down, layer.down_bias, residual)
 
     def _attention(self, inputs: StepInputs, pool: KVPool) -> Attention:
-        """What attends in every layer of this step: the leading decodes by the decode kernel, the
-        rest by the prefill kernel. What all layers share is prepared once."""
-        decodes, sequences = inputs.num_decodes, inputs.rows.shape[0]
-        if decodes == sequences:
+        """What attends in every layer of this step: decodes by the decode kernel, chunks by the
+        prefill kernel. What all layers share is prepared once."""
+        decodes = inputs.decode_rows.shape[0]
+        if not inputs.prefill_rows.shape[0]:
             return self._decode(inputs, pool)
-        if decodes == 0:
+        if not decodes:
             return self._prefill(inputs, pool)
         decode, prefill = self._decode(inputs, pool), self._prefill(inputs, pool)
 
         def attend(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor) -> torch.Tensor:
-            # A decode has one token, so the sequences' border is the tokens' border too.
             out = torch.empty_like(q)
             decode(q[:decodes], k_pool, v_pool, out=out[:decodes])
-            prefill(q[decodes:], k_pool, v_pool, out=out[decodes:])
-            return out
+            return prefill(q, k_pool, v_pool, out=out)
 
         return attend
 
     def _decode(self, inputs: StepInputs, pool: KVPool) -> Attention:
-        rows = inputs.rows[: inputs.num_decodes]
-        context_lens = inputs.context_lens[: inputs.num_decodes]
-        tables = inputs.block_tables
+        shared = {
+            "block_tables": inputs.block_tables,
+            "rows": inputs.decode_rows,
+            "context_lens": inputs.decode_context_lens,
+        }
         return partial(
             self.ops.paged_attention_decode,
-            block_tables=tables,
-            rows=rows,
-            context_lens=context_lens,
+            **shared,
             scale=self._scale,
             max_context_len=inputs.max_context_len,
             plan=self.ops.plan_decode(
-                pool.layers[0][0], tables, rows, context_lens, inputs.decode_context
+                pool.layers[0][0], **shared, total_context=inputs.decode_context
             ),
         )
 
     def _prefill(self, inputs: StepInputs, pool: KVPool) -> Attention:
-        decodes, tables = inputs.num_decodes, inputs.block_tables
-        rows, context_lens = inputs.rows[decodes:], inputs.context_lens[decodes:]
+        shared = {
+            "block_tables": inputs.block_tables,
+            "rows": inputs.prefill_rows,
+            "query_starts": inputs.prefill_starts,
+            "context_lens": inputs.prefill_context_lens,
+        }
         return partial(
             self.ops.paged_attention_prefill,
-            block_tables=tables,
-            rows=rows,
-            query_starts=inputs.prefill_starts,
-            context_lens=context_lens,
+            **shared,
             scale=self._scale,
-            max_query_len=inputs.max_query_len,
             max_context_len=inputs.max_context_len,
             plan=self.ops.plan_prefill(
-                pool.layers[0][0], tables, rows, inputs.prefill_starts, context_lens
+                pool.layers[0][0],
+                **shared,
+                num_heads=self.config.num_heads,
+                most_tokens=inputs.token_ids.shape[0],
             ),
         )

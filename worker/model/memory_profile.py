@@ -65,8 +65,10 @@ def _inputs(
 ) -> StepInputs:
     """A step of sequences of `lens` new tokens each, in block 0, that have no others."""
     device = model.device
-    rows, tokens = lens.shape[0], int(lens.sum())
+    sequences, tokens = lens.shape[0], int(lens.sum())
     starts = torch.cat((torch.zeros(1, dtype=torch.int64), lens.cumsum(0)))
+    rows = torch.arange(sequences, dtype=torch.int32, device=device)
+    context_lens = lens.int().to(device)
 
     def zeros(*size: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.zeros(size, dtype=dtype, device=device)
@@ -75,13 +77,13 @@ def _inputs(
         token_ids=zeros(tokens),
         positions=zeros(tokens),
         slot_mapping=zeros(tokens, dtype=torch.int64),
-        rows=torch.arange(rows, dtype=torch.int32, device=device),
-        context_lens=lens.int().to(device),
-        prefill_starts=starts[: 1 if num_decodes else None].int().to(device),
-        block_tables=zeros(rows, -(-longest_context // block_size)),
+        decode_rows=rows[:num_decodes],
+        decode_context_lens=context_lens[:num_decodes],
+        prefill_rows=rows[num_decodes:],
+        prefill_context_lens=context_lens[num_decodes:],
+        prefill_starts=starts[num_decodes:].int().to(device),
+        block_tables=zeros(sequences, -(-longest_context // block_size)),
         sample_tokens=(starts[1:] - 1).to(device),
-        num_decodes=num_decodes,
-        max_query_len=int(lens.max()),
         max_context_len=longest_context,
         decode_context=num_decodes * longest_context,
     )
