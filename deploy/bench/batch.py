@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deploy.loadtest.arrivals import Burst
+from deploy.bench.bursts import Bursts, BurstTimes
 from deploy.loadtest.lengths import Fixed
-from deploy.loadtest.plan import Content, LoadPlan, Nanoserve
-from deploy.loadtest.run import run_load
-from deploy.loadtest.workload import Workload
-
-
-@dataclass(frozen=True, slots=True)
-class BatchTimes:
-    """Seconds from the moment that all were due."""
-
-    first_tokens: tuple[float, ...]  # of each stream
-    end: float
+from deploy.loadtest.plan import Content
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,33 +20,22 @@ class Batch:
     processes: int = 1
 
     def prompts(self) -> list[list[int]]:
-        """What is sent, for another engine to take."""
-        workload = Workload(self._plan("", 1), self.vocab_size)
+        """What is sent first, for another engine to take."""
+        workload = self.bursts("", 1).workload
         return [list(map(int, workload.request(i).prompt)) for i in range(self.streams)]
 
-    def run(self, address: str, max_tokens: int) -> BatchTimes:
-        """Greedy, past the end tokens. Raises LoadError if the server is not there, and
-        RuntimeError if a stream does not end with exactly `max_tokens` tokens."""
-        run = run_load(self._plan(address, max_tokens))
-        for timeline in run.timelines:
-            if timeline.status != "OK" or timeline.token_counts.sum() != max_tokens:
-                raise RuntimeError(
-                    f"a stream ended with {timeline.status} after "
-                    f"{timeline.token_counts.sum()} tokens; {max_tokens} were asked for. "
-                    f"{timeline.detail}".strip()
-                )
-        first_tokens = [t.times[t.token_counts > 0][0] - t.planned for t in run.timelines]
-        end = max(timeline.ended - timeline.planned for timeline in run.timelines)
-        return BatchTimes(tuple(map(float, first_tokens)), end)
-
-    def _plan(self, address: str, max_tokens: int) -> LoadPlan:
-        return LoadPlan(
-            Nanoserve(address),
-            Burst(),
+    def bursts(self, address: str, max_tokens: int) -> Bursts:
+        """Each of them such a batch, with other ids."""
+        return Bursts(
+            address,
             Content(Fixed(self.prompt), Fixed(max_tokens)),
-            requests=self.streams,
+            self.streams,
+            vocab_size=self.vocab_size,
             seed=self.seed,
             processes=self.processes,
-            sample_interval=0,  # nothing else is to be asked of the server
-            vocab_size=self.vocab_size,
         )
+
+    def run(self, address: str, max_tokens: int) -> BurstTimes:
+        """One of them. Raises as Bursts do."""
+        with self.bursts(address, max_tokens) as bursts:
+            return bursts.send()

@@ -1,4 +1,4 @@
-"""The least time that a step can take on this CPU: the larger of its bytes over the read
+"""The least time that work can take: for each phase the larger of its bytes over the read
 bandwidth and its operations over the matmul rate, both measured in the same run.
 """
 
@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 _READ_BYTES = 1 << 29  # many times any cache
@@ -31,6 +32,7 @@ class ModelSize:
     layer_weights: int  # parameters of all layers
     head_weights: int
     kv_bytes_per_token: int
+    attention_width: int  # query values of a token, of all layers
 
     @property
     def weights(self) -> int:
@@ -46,12 +48,16 @@ class ModelSize:
         attention = hidden * (2 * heads * head_dim + 2 * kv_size)
         layer = attention + 3 * hidden * config["intermediate_size"]
         layers = config["num_hidden_layers"]
-        head = hidden * config["vocab_size"]
-        return ModelSize(layers * layer, head, layers * 2 * kv_size * _BF16_BYTES)
+        return ModelSize(
+            layer_weights=layers * layer,
+            head_weights=hidden * config["vocab_size"],
+            kv_bytes_per_token=layers * 2 * kv_size * _BF16_BYTES,
+            attention_width=layers * heads * head_dim,
+        )
 
 
 def measure_rates(threads: int) -> Rates:
-    """The best of a few tries each, on `threads` threads."""
+    """This CPU's: the best of a few tries each, on `threads` threads."""
     torch.set_num_threads(threads)
     data = torch.ones(_READ_BYTES // 4)
     a, b = (torch.randn(_MATMUL_SIZE, _MATMUL_SIZE).bfloat16() for _ in range(2))
@@ -75,6 +81,28 @@ def prefill_floor(rates: Rates, model: ModelSize, tokens: int) -> float:
     """Seconds of the products of one prompt; only its last token needs the head."""
     operations = 2 * (tokens * model.layer_weights + model.head_weights)
     return max(model.weights * _BF16_BYTES / rates.read_bytes, operations / rates.bf16_operations)
+
+
+def prompts_floor(rates: Rates, model: ModelSize, lengths: Sequence[int]) -> float:
+    """Seconds of prompts that come at once: their products, and causal attention with 2 n^2
+    operations for each query value of a prompt of n tokens."""
+    tokens, squares = float(np.sum(lengths)), float(np.square(lengths, dtype=np.float64).sum())
+    products = 2 * (tokens * model.layer_weights + len(lengths) * model.head_weights)
+    operations = products + 2 * model.attention_width * squares
+    return max(model.weights * _BF16_BYTES / rates.read_bytes, operations / rates.bf16_operations)
+
+
+def served_floor(
+    rates: Rates, model: ModelSize, prompts: Sequence[int], outputs: Sequence[int]
+) -> float:
+    """Seconds of requests that come at once, with rows that are never idle: their prompts, whose
+    last token gives an output's first, the products of all other outputs' tokens, and reading
+    their contexts."""
+    decodes = np.asarray(outputs, np.float64) - 1
+    contexts = float((decodes * np.asarray(prompts) + decodes * (decodes + 1) / 2).sum())
+    products = 2 * float(decodes.sum()) * model.weights / rates.bf16_operations
+    reading = contexts * model.kv_bytes_per_token / rates.read_bytes
+    return prompts_floor(rates, model, prompts) + products + reading
 
 
 def _best_seconds(work: Callable[[], object]) -> float:

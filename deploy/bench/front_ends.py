@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
 import statistics
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from deploy.bench.machine import machine
-from deploy.bench.ready import READY_SECONDS
+from deploy.bench.ready import READY_SECONDS, free_address
 from deploy.local.child import ROOT, environment
 from deploy.local.progress import Progress
 from deploy.local.servers import Servers, ServerSettings
@@ -121,7 +120,7 @@ def _servers(
     quiet = ("--log-level", "warning", "--metrics-listen", "off")
     settings = ServerSettings(
         model=model,
-        listen=_free_address(),
+        listen=free_address(),
         simulate=True,
         worker_args=("--step-ms", str(step_ms)),
         scheduler_args=(*flags, *quiet, "--frontends", str(front_ends)),
@@ -134,12 +133,6 @@ def _servers(
         while len(scheduler.children()) < front_ends:
             time.sleep(0.05)
         yield servers
-
-
-def _free_address() -> str:
-    """A port, since several front ends cannot share a unix socket."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def _parser() -> argparse.ArgumentParser:

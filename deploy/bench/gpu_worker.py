@@ -2,7 +2,7 @@
 
 Three steps are in flight, as behind a scheduler. For each batch: milliseconds from step to step,
 of the host in `launch`, and of the device between the events around forward and sampling; what is
-left of a step the device waits. Medians.
+left of a step the device waits. Medians; of a step that repeats its decode, each divided by that.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -44,23 +45,31 @@ class Load:
             lens = np.full(len(rows), self._prompt, np.int32)
             self._executor.launch(self._step(rows, lens, lens, new=True))[0].wait()
 
-    def decode(self, context: int) -> CheckedStep:
+    def decode(self, context: int, repeated: int) -> CheckedStep:
         rows = np.arange(self._streams, dtype=np.int32)
-        return self._step(rows, np.ones_like(rows), np.full_like(rows, context), new=False)
+        lens, contexts = np.ones_like(rows), np.full_like(rows, context)
+        return self._step(rows, lens, contexts, new=False, repeated=repeated)
 
     def _step(
-        self, rows: np.ndarray, lens: np.ndarray, contexts: np.ndarray, *, new: bool
+        self,
+        rows: np.ndarray,
+        lens: np.ndarray,
+        contexts: np.ndarray,
+        *,
+        new: bool,
+        repeated: int = 1,
     ) -> CheckedStep:
         size = self._geometry.block_size
         positions = token_positions(lens, contexts)
         owners = np.repeat(rows, lens).astype(np.int64)
-        slots = (1 + owners * self._blocks + positions // size) * size + positions % size
+        written = positions + np.arange(repeated)[:, None]
+        slots = (1 + owners * self._blocks + written // size) * size + written % size
         new_rows = rows if new else _NOTHING
         tables = np.repeat(new_rows, self._blocks)
         indices = np.tile(np.arange(self._blocks, dtype=np.int32), len(new_rows))
         return CheckedStep(
             step_id=0,
-            decode_steps=1,
+            decode_steps=repeated,
             new_rows=new_rows,
             new_prompt_lens=lens if new else _NOTHING,
             new_temperatures=np.zeros(len(new_rows), np.float32),
@@ -74,32 +83,43 @@ class Load:
             rows=rows,
             query_lens=lens,
             context_lens=contexts,
-            slots=slots[None],
+            slots=slots,
             sampling=np.arange(len(rows)),
         )
 
 
-def measure(executor: Executor, load: Load, first: int, count: int) -> tuple[float, float, float]:
-    """(step, host, device) in milliseconds, of decodes from context `first` on."""
-    in_flight: deque[Pending] = deque()
+def measure(
+    executor: Executor, load: Load, first: int, count: int, repeated: int
+) -> tuple[float, float, float]:
+    """(step, host, device) in milliseconds of a decode, of `count` from context `first` on,
+    `repeated` of which are one step."""
+    in_flight: deque[Sequence[Pending]] = deque()
     ends, host, device = [], [], []
-    for step in [load.decode(context) for context in range(first, first + count)]:
+    contexts = range(first, first + count - repeated + 1, repeated)
+    for step in [load.decode(context, repeated) for context in contexts]:
         start = time.perf_counter()
-        in_flight += executor.launch(step)
+        in_flight.append(executor.launch(step))
         host.append(time.perf_counter() - start)
         if len(in_flight) == _IN_FLIGHT:
-            device.append(in_flight.popleft().wait().device_ns)
+            device.append(sum(pending.wait().device_ns for pending in in_flight.popleft()))
             ends.append(time.perf_counter())
     steps = np.diff(ends)[len(ends) // 4 :]
     return (
-        1e3 * float(np.median(steps)),
-        1e3 * statistics.median(host),
-        1e-6 * statistics.median(device),
+        1e3 * float(np.median(steps)) / repeated,
+        1e3 * statistics.median(host) / repeated,
+        1e-6 * statistics.median(device) / repeated,
     )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    args = _parser().parse_args(arguments)
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    least = (_IN_FLIGHT + 1) * max(args.decode_steps, 1)
+    if args.decode_steps < 1 or args.output < least:
+        parser.error(
+            f"--decode-steps is {args.decode_steps}, must be at least 1, and --output "
+            f"{args.output} at least {least}"
+        )
     executor = make_executor(parse(["--model", args.model, *shlex.split(args.worker_args)]))
     start = time.perf_counter()
     executor.warm_up()
@@ -108,7 +128,8 @@ def main(arguments: list[str] | None = None) -> int:
     for streams in args.streams:
         load = Load(executor, streams, args.prompt, args.output)
         load.start()
-        step, host, device = measure(executor, load, args.prompt + 1, args.output)
+        first, count = args.prompt + 1, args.output
+        step, host, device = measure(executor, load, first, count, args.decode_steps)
         print(f"{streams:5} {step:9.3f} {host:9.3f} {device:11.3f} {1 - device / step:6.1%}")
     return 0
 
@@ -123,7 +144,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", required=True, help="model folder")
     add("--streams", type=int, nargs="+", default=[1, 32, 256], help="default: 1 32 256")
     add("--prompt", type=int, default=512, help="prompt ids (default: %(default)s)")
-    add("--output", type=int, default=200, help="decode steps (default: %(default)s)")
+    add("--output", type=int, default=200, help="decodes (default: %(default)s)")
+    add("--decode-steps", type=int, default=1, help="decodes in one step (default: %(default)s)")
     add("--worker-args", default="", metavar="FLAGS", help="more flags of the worker")
     return parser
 

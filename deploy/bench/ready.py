@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 
 from deploy.local.child import Child
@@ -22,3 +23,9 @@ def wait_until_ready(address: str, child: Child) -> None:
                 return
         time.sleep(0.01)
     raise RuntimeError(f"the server did not become ready:\n{child.tail()}")
+
+
+def free_address() -> str:
+    """HOST:PORT, since several front ends cannot share a unix socket."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"

@@ -5,14 +5,13 @@ the default model's tokenizer and a (simulated) worker that is up already.
 from __future__ import annotations
 
 import argparse
-import socket
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from deploy.bench.ready import wait_until_ready
+from deploy.bench.ready import free_address, wait_until_ready
 from deploy.local.child import Child
 from deploy.local.stop_signals import Unasked
 from deploy.model.fetch import fetch
@@ -47,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _ready_after(flags: tuple[str, ...]) -> float:
-    address = _free_address()
+    address = free_address()
     start = time.perf_counter()
     own = ("--listen", address, "--metrics-listen", "off")
     scheduler = _start("scheduler", *flags, *own)
@@ -56,12 +55,6 @@ def _ready_after(flags: tuple[str, ...]) -> float:
         return time.perf_counter() - start
     finally:
         scheduler.stop(STOP_SECONDS, Unasked().asked)
-
-
-def _free_address() -> str:
-    """A port, since several front ends cannot share a unix socket."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def _start(name: str, *flags: str) -> Child:

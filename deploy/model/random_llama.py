@@ -2,7 +2,8 @@
 
 For tests and for benchmarks of shapes whose real weights are not at hand. Needs torch, safetensors
 and tokenizers. The tokenizer is byte-level: the id of a byte is its value; 0xFE and 0xFF, which
-never occur in UTF-8, are the begin and end tokens; further ids have no text.
+never occur in UTF-8, are the begin and end tokens; further ids have no text, or with `words` one
+each.
 """
 
 from __future__ import annotations
@@ -138,12 +139,17 @@ def random_tensors(
 
 
 def write_random_llama(
-    folder: Path, config: dict, seed: int = 0, device: str = "cpu", shard_bytes: int = 4 << 30
+    folder: Path,
+    config: dict,
+    seed: int = 0,
+    device: str = "cpu",
+    shard_bytes: int = 4 << 30,
+    words: bool = False,
 ) -> Path:
     """Writes `folder`: configs, tokenizer and safetensors, sharded when over `shard_bytes`."""
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder, config)
-    write_byte_tokenizer(folder)
+    write_byte_tokenizer(folder, config["vocab_size"] if words else 0)
     write_tensors(folder, random_tensors(config, seed, device), shard_bytes)
     return folder
 
@@ -195,13 +201,16 @@ _CHAT_TEMPLATE = (
 )
 
 
-def write_byte_tokenizer(folder: Path) -> None:
-    """Writes tokenizer.json and tokenizer_config.json of the byte-level tokenizer."""
+def write_byte_tokenizer(folder: Path, words: int = 0) -> None:
+    """Writes tokenizer.json and tokenizer_config.json of the byte-level tokenizer. Ids from 256 up
+    to `words` become words, each with a space before it, which no text is encoded to."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     begin, end = "<|begin|>", "<|end|>"
     vocabulary = {_byte_character(value): value for value in range(BEGIN_ID)}
     vocabulary |= {begin: BEGIN_ID, end: END_ID}
+    space = _byte_character(ord(" "))
+    vocabulary |= {space + _word(i): i for i in range(END_ID + 1, words)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -214,6 +223,15 @@ def write_byte_tokenizer(folder: Path) -> None:
         "chat_template": _CHAT_TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def _word(number: int) -> str:
+    """Its digits to the base 26, as letters."""
+    letters = ""
+    while number:
+        number, digit = divmod(number, 26)
+        letters = chr(ord("a") + digit) + letters
+    return letters
 
 
 def _byte_character(value: int) -> str:
@@ -232,9 +250,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="tiny")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--words", action="store_true", help="give all ids a text")
     parser.add_argument("--device", default="cpu", help="where the values are drawn (cpu, cuda)")
     given = parser.parse_args(arguments)
-    print(write_random_llama(given.out, SHAPES[given.shape], given.seed, given.device))
+    config = SHAPES[given.shape]
+    print(write_random_llama(given.out, config, given.seed, given.device, words=given.words))
     return 0
 
 

@@ -82,7 +82,7 @@ class GpuBench:
         print(f"{shape.name} all products of a step, M=1: ours {total[0] / 1e3:.3f} ms, "
               f"library {total[1] / 1e3:.3f} ms")  # fmt: skip
 
-    def decode(self, shape: Shape, rows: int, context: int) -> None:
+    def decode(self, shape: Shape, rows: int, context: int) -> tuple[float, float]:
         size = 4 * rows * context * shape.kv_heads * shape.head_dim
         scale = shape.head_dim**-0.5
         q = _randn(rows, shape.heads, shape.head_dim)
@@ -100,7 +100,8 @@ class GpuBench:
             lambda kv=kv: scaled_dot_product_attention(q[:, :, None], *kv, enable_gqa=True)
             for kv in dense
         ]
-        self.row(f"decode d={shape.head_dim} rows={rows} context={context}", ours, library, size)
+        name = f"decode d={shape.head_dim} rows={rows} context={context}"
+        return self.row(name, ours, library, size)
 
     def prefill(self, shape: Shape, rows: int, length: int) -> None:
         q = _randn(rows * length, shape.heads, shape.head_dim)

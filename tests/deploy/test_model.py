@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import transformers
+from tokenizers import Tokenizer
 
 from deploy.model import cache, fetch, hub, smollm2
 from deploy.model.cache import FetchError, damage, write_manifest
-from deploy.model.random_llama import SHAPES, main, tensor_shapes
+from deploy.model.random_llama import SHAPES, main, tensor_shapes, write_byte_tokenizer
 from tests.tiny_llama import tiny_llama
 
 # The first use gets and converts the default model.
@@ -268,6 +269,15 @@ def test_a_random_models_token_ids_are_bytes(tmp_path: Path) -> None:
     chat = tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
     assert chat == "<|begin|>user: x\n"
     assert tokenizer.eos_token_id == 255
+
+
+def test_with_words_every_other_id_has_a_text_of_its_own(tmp_path: Path) -> None:
+    write_byte_tokenizer(tmp_path, words=2000)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    texts = {tokenizer.decode([104, number, number]) for number in range(256, 2000)}
+    assert len(texts) == 2000 - 256
+    assert tokenizer.decode([104, 256, 1999]) == "h jw cyx"
+    assert tokenizer.encode("h jw", add_special_tokens=False).ids == [104, 32, 106, 119]
 
 
 def test_the_same_seed_gives_the_same_random_model(

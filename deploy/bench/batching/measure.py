@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from deploy.bench.batching.loads import Asked, Mix, run_burst, seven_behind_one
 from deploy.bench.batching.policies import ROWS, Bill, Policy, bill
 from deploy.bench.batching.recording import Recording
-from deploy.bench.batching.servers import WorkerProcess
+from deploy.bench.batching.servers import RecordedWorker
 from deploy.bench.batching.throughput import BatchRate
 
 SEVEN, ARRIVING, BACKLOG = "seven short behind one", "mix, arriving", "mix, all at once"
@@ -65,7 +65,7 @@ class Measurements:
         blocks = most * -(-(sizes.prompt + sizes.output) // BLOCK)
         with (
             self._worker(most, blocks) as worker,
-            worker.scheduler(("--no-tokenizer",), []) as address,
+            worker.recorded_scheduler(("--no-tokenizer",), []) as address,
         ):
             self._show("warming up")
             run_burst(address, most, sizes.prompt, 8, 0)
@@ -95,14 +95,14 @@ class Measurements:
             self._warm_up(worker)
             self._bill(worker, BACKLOG, self._sizes.mix.asked(ALL_AT_ONCE), Policy.CONTINUOUS)
 
-    def _warm_up(self, worker: WorkerProcess) -> None:
+    def _warm_up(self, worker: RecordedWorker) -> None:
         recordings: list[Recording] = []
-        with worker.scheduler(("--no-tokenizer",), recordings) as address:
+        with worker.recorded_scheduler(("--no-tokenizer",), recordings) as address:
             run_burst(address, ROWS, 16, 4, 0)
 
     def _bill(
         self,
-        worker: WorkerProcess,
+        worker: RecordedWorker,
         load: str,
         asked: Sequence[Asked],
         policy: Policy,
@@ -112,6 +112,6 @@ class Measurements:
         self._show(f"{load}: {policy.value}")
         self.bills.append(bill(worker, load, asked, policy, wait, number))
 
-    def _worker(self, rows: int, pool: int) -> WorkerProcess:
+    def _worker(self, rows: int, pool: int) -> RecordedWorker:
         shape = ("--max-rows", str(rows), "--num-blocks", str(pool + 1))
-        return WorkerProcess((*shape, "--block-size", str(BLOCK), *self._worker_flags))
+        return RecordedWorker((*shape, "--block-size", str(BLOCK), *self._worker_flags))

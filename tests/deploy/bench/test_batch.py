@@ -35,6 +35,19 @@ def test_a_batch_sends_the_prompts_that_it_tells() -> None:
     assert all(0 < first < times.end for first in times.first_tokens)
 
 
+def test_a_burst_sends_what_no_burst_before_it_sent() -> None:
+    batch = Batch(2, 4, 50, seed=1)
+    with ScriptedServer(count_up) as server, batch.bursts(server.address, 3) as bursts:
+        first, second = bursts.send(), bursts.send()
+    sent = {tuple(request.token_ids.ids) for request in server.requests}
+    assert len(sent) == 4
+    assert sent >= set(map(tuple, batch.prompts()))
+    assert len({request.request_id for request in server.requests}) == 4
+    for times in (first, second):
+        assert (len(times.first_tokens), times.tokens) == (2, 6)
+        assert len(times.gaps) == 4  # the first message's tokens have none
+
+
 def test_another_seed_sends_others() -> None:
     assert Batch(3, 4, 50, 1).prompts() == Batch(3, 4, 50, 1).prompts()
     assert Batch(3, 4, 50, 1).prompts() != Batch(3, 4, 50, 2).prompts()

@@ -17,7 +17,7 @@ from deploy.bench.batching.loads import Asked, Mix, seven_behind_one
 from deploy.bench.batching.measure import ARRIVING, BACKLOG, SEVEN, Measurements, Sizes
 from deploy.bench.batching.policies import Bill, Policy, bill
 from deploy.bench.batching.report import write_report
-from deploy.bench.batching.servers import WorkerProcess
+from deploy.bench.batching.servers import RecordedWorker
 from deploy.bench.batching.throughput import BatchRate
 
 SIZES = Sizes((1, 2, 8), 4, 4, 2, Mix(8))
@@ -27,7 +27,7 @@ WORKER = ("--simulate", "--step-ms", "1", "--max-rows", "8", "--num-blocks", "81
 
 @pytest.fixture(scope="module")
 def bills() -> dict[Policy, Bill]:
-    with WorkerProcess(WORKER) as worker:
+    with RecordedWorker(WORKER) as worker:
         return {p: bill(worker, SEVEN, seven_behind_one(), p, 30.0, 1) for p in Policy}
 
 
@@ -133,7 +133,7 @@ class FakeWorker(nullcontext):
         super().__init__(self)
         self.pool = int(flags[flags.index("--num-blocks") + 1]) - 1
 
-    def scheduler(self, flags: Sequence[str], recordings: list) -> nullcontext:
+    def recorded_scheduler(self, flags: Sequence[str], recordings: list) -> nullcontext:
         return nullcontext("address")
 
 
@@ -148,7 +148,7 @@ def test_all_policies_get_the_same_load_and_the_pool_shrinks_to_fit_one(
         asked_for.append((load, policy, worker.pool, wait))
         return bills[policy]
 
-    monkeypatch.setattr(measure, "WorkerProcess", FakeWorker)
+    monkeypatch.setattr(measure, "RecordedWorker", FakeWorker)
     monkeypatch.setattr(measure, "bill", fake_bill)
     monkeypatch.setattr(measure, "run_burst", lambda *_: None)
     monkeypatch.setattr(BatchRate, "of", lambda _, batch, number: BatchRate(batch, number, 80, 80))

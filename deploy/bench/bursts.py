@@ -1,0 +1,100 @@
+"""Bursts of requests from clients that stay connected, so that a repetition costs no start."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deploy.loadtest.arrivals import Burst
+from deploy.loadtest.fleet import Fleet
+from deploy.loadtest.measures import measure
+from deploy.loadtest.orders import Scheduled, Setup
+from deploy.loadtest.plan import MOST_REQUESTS, Content, LoadPlan, Mixed512, Nanoserve
+from deploy.loadtest.timeline import Timeline
+from deploy.loadtest.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BurstTimes:
+    """Seconds; of moments, from the one at which all requests were due."""
+
+    first_tokens: tuple[float, ...]  # of each stream
+    end: float
+    tokens: int  # of all streams
+    gaps: NDArray[np.float64]  # before each token but the first message's, all streams together
+
+
+class Bursts:
+    """`processes` of the load tool, connected to `address` from entering on: each `send` is a
+    burst of `size` requests, which no other burst sent. Greedy, past the end tokens."""
+
+    def __init__(
+        self,
+        address: str,
+        content: Content | Mixed512,
+        size: int,
+        *,
+        vocab_size: int,
+        seed: int = 0,
+        processes: int = 1,
+    ) -> None:
+        self._size = size
+        self._sent = 0
+        plan = LoadPlan(
+            Nanoserve(address),
+            Burst(),
+            content,
+            requests=MOST_REQUESTS,  # of all bursts
+            seed=seed,
+            processes=processes,
+            sample_interval=0,  # nothing else is to be asked of the server
+            vocab_size=vocab_size,
+        )
+        self.workload = Workload(plan, vocab_size)
+        setup = Setup(plan, vocab_size, secrets.token_hex(4), time.monotonic())
+        self._fleet = Fleet(setup, min(processes, size), threading.Event())
+
+    def __enter__(self) -> Self:
+        """Raises LoadError if the server is not there."""
+        self._fleet.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._fleet.__exit__(kind, error, traceback)
+
+    def send(self) -> BurstTimes:
+        """Returns when all have ended. Raises RuntimeError if a stream does not end with exactly
+        the tokens that it asked for, LoadError if a process is lost."""
+        indices = self._sent + np.arange(self._size)
+        self._sent += self._size
+        order = Scheduled(0, indices, np.zeros(self._size))
+        _, timelines = self._fleet.carry_out(order, 0.0, lambda _: None)
+        for timeline in timelines:
+            self._check(timeline)
+        measured = [measure(timeline) for timeline in timelines]
+        return BurstTimes(
+            tuple(m.first_token for m in measured if m.first_token is not None),
+            max(timeline.ended - timeline.planned for timeline in timelines),
+            sum(m.tokens for m in measured),
+            np.concatenate([m.gaps for m in measured]),
+        )
+
+    def _check(self, timeline: Timeline) -> None:
+        asked, came = self.workload.request(timeline.index).output_len, timeline.token_counts.sum()
+        if timeline.status != "OK" or came != asked:
+            raise RuntimeError(
+                f"a stream ended with {timeline.status} after {came} tokens; {asked} were asked "
+                f"for. {timeline.detail}".strip()
+            )

@@ -1,0 +1,1 @@
+"""What the server does on a GPU, row by row, against floors and against vLLM."""

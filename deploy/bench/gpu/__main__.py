@@ -1,0 +1,161 @@
+"""`python -m deploy.bench.gpu`: what the server does on a GPU, against floors and against vLLM.
+
+Random weights are made on the device. A worker process holds them; a scheduler with front ends in
+processes of their own, and client processes that read text, are the rest of the way. All requests
+of a batch are sent at once; a step is (T(all tokens) - T(one token)) over the tokens between.
+Prompts are new each time, and no prefix is cached. Tables on stdout, everything as JSON in a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from deploy.bench.floor import Rates
+from deploy.bench.gpu.attention import attention_rows
+from deploy.bench.gpu.measure import Sizes
+from deploy.bench.gpu.model_bench import KINDS, ModelBench, Options, can_repeat_decodes
+from deploy.bench.gpu.rows import HEADER, Row, line
+from deploy.bench.machine import machine
+from deploy.local.child import ROOT, environment
+from deploy.local.progress import Progress
+from deploy.model.random_llama import SHAPES
+
+_DEFAULT_SHAPES = ("1b", "8b")
+_ONE_DECODE = (
+    "decode_steps: this scheduler asks for one decode a step, so there is no second figure with "
+    "several; the worker's half alone: python -m deploy.bench.gpu_worker --decode-steps K"
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    shapes = [name for name in args.only if name in SHAPES] or list(_DEFAULT_SHAPES)
+    kinds = frozenset(name for name in args.only if name in KINDS) or frozenset(KINDS)
+    try:
+        sizes = Sizes(tuple(args.streams), args.prompt, args.output, args.repetitions, args.clients)
+        options = Options(
+            device=args.device,
+            kinds=kinds,
+            frontends=args.frontends,
+            decode_steps=args.decode_steps,
+            worker_args=tuple(shlex.split(args.worker_args)),
+            scheduler_args=tuple(shlex.split(args.scheduler_args)),
+        )
+    except ValueError as error:
+        parser.error(str(error))
+    report: dict[str, Any] = {
+        "settings": {name: str(value) for name, value in vars(args).items()},
+        "machine": machine(),
+    }
+    try:
+        with tempfile.TemporaryDirectory(prefix="nanoserve-") as temporary:
+            _measure(shapes, args.weights or Path(temporary), sizes, options, report)
+    except RuntimeError as error:
+        print(f"bench-gpu: {error}", file=sys.stderr)
+        return 1
+    finally:
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    if "decode" in kinds and not can_repeat_decodes():
+        print(_ONE_DECODE)
+    return 0
+
+
+def _measure(
+    shapes: list[str], weights: Path, sizes: Sizes, options: Options, report: dict[str, Any]
+) -> None:
+    """Prints and reports what is found as it is found."""
+    progress = Progress("bench-gpu")
+    progress.show("the card alone, and weights")
+    card = report["card"] = _card(weights, shapes, options)
+    rates = Rates(**card["rates"])
+    print(_describe(card, rates), HEADER, sep="\n", flush=True)
+    report |= {"rows": [], "starts": {}}
+
+    def tell(rows: Iterable[Row]) -> None:
+        for row in rows:
+            print(line(row), flush=True)
+            report["rows"].append(row.to_json())
+
+    tell(attention_rows(card["attention"], rates))
+    for shape in shapes:
+        bench = ModelBench(shape, weights / shape, rates, sizes, options, progress.show)
+        tell(bench.run())
+        for name, start in bench.starts.items():
+            report["starts"][name] = start.log
+            print(f"{name}: {start.seconds:.1f} s", start.describe(), sep="\n", flush=True)
+    progress.end(f"took {progress.seconds:.0f} s")
+
+
+def _card(weights: Path, shapes: list[str], options: Options) -> dict[str, Any]:
+    """What deploy/bench/gpu/card.py finds. Raises RuntimeError with the end of its output."""
+    command = [sys.executable, "-m", "deploy.bench.gpu.card", "--weights", str(weights)]
+    command += ["--device", options.device]
+    if options.kinds != {"attention"}:
+        command += ["--shapes", *shapes]
+    if "attention" in options.kinds:
+        command.append("--attention")
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"the card could not be measured:\n{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _describe(card: dict[str, Any], rates: Rates) -> str:
+    return (
+        f"{card['device']} ({card['state'] or 'no nvidia-smi'}): reads "
+        f"{rates.read_bytes / 1e12:.3g} TB/s, multiplies {rates.bf16_operations / 1e12:.3g} "
+        "TFLOP/s in bfloat16"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m deploy.bench.gpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add(
+        "--only",
+        nargs="+",
+        choices=(*SHAPES, *KINDS),
+        default=[],
+        metavar="NAME",
+        help=f"of models ({', '.join(SHAPES)}) and of rows ({', '.join(KINDS)}); default: all rows "
+        f"of {' and '.join(_DEFAULT_SHAPES)}",
+    )
+    add("--streams", type=int, nargs="+", default=[1, 32, 256], help="default: 1 32 256")
+    add(
+        "--prompt",
+        type=int,
+        default=512,
+        help="ids of a prompt, but for prefill and mixed512 (default: %(default)s)",
+    )
+    add("--output", type=int, default=256, help="its output tokens (default: %(default)s)")
+    add("--repetitions", type=int, default=5, help="of each row (default: %(default)s)")
+    add("--clients", type=int, default=4, help="client processes (default: %(default)s)")
+    add("--frontends", type=int, default=4, help="of the scheduler (default: %(default)s)")
+    add("--decode-steps", type=int, default=8, help="decodes of a step, in a second figure")
+    add("--weights", type=Path, metavar="DIR", help="keep them there (default: a temporary folder)")
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try this out")
+    add("--worker-args", default="", metavar="FLAGS", help="more flags for the worker")
+    add("--scheduler-args", default="", metavar="FLAGS", help="more flags for the scheduler")
+    text = "where all of it is written (default: %(default)s)"
+    add("--json", type=Path, default=Path("bench-gpu.json"), metavar="FILE", help=text)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
