@@ -134,6 +134,7 @@ def _torch_runner(flags: argparse.Namespace) -> Executor:
     import torch
 
     from kernels import check_supported, ops
+    from worker.huge_pages import use_huge_pages
     from worker.kv_pool import bytes_per_block
     from worker.model.config import ModelConfig
     from worker.model.dtype import resolve_dtype
@@ -168,6 +169,8 @@ def _torch_runner(flags: argparse.Namespace) -> Executor:
     cuda_graphs = device == "cuda" and not flags.no_cuda_graphs
     pool = _pool(flags, model, geometry, cuda_graphs)
     geometry = replace(geometry, num_blocks=pool.num_blocks)
+    if device == "cpu":
+        use_huge_pages()
     log.info("%s on %s, %s, %d threads", flags.model, device, dtype, torch.get_num_threads())
     return TorchRunner(model, pool, geometry, cuda_graphs)
 
