@@ -31,9 +31,10 @@ class StepBatch:
     def of(step: CheckedStep) -> StepBatch:
         rows, lens, contexts, slots = step.rows, step.query_lens, step.context_lens, step.slots
         longer = lens > 1
-        num_decodes = len(lens) - int(np.count_nonzero(longer))
+        num_longer = int(np.count_nonzero(longer))
+        num_decodes = len(lens) - num_longer
         order: np.ndarray | None = None
-        if longer[:num_decodes].any():
+        if num_longer and longer[:num_decodes].any():
             order = np.argsort(longer, kind="stable")
             slots = slots[:, _token_order(lens, order)]
             rows, lens, contexts = rows[order], lens[order], contexts[order]
@@ -47,7 +48,7 @@ class StepBatch:
             context_lens=contexts,
             slots=slots,
             num_decodes=num_decodes,
-            max_query_len=int(lens.max(initial=1)),
+            max_query_len=int(lens.max()) if num_longer else 1,
             max_context_len=int(contexts.max(initial=1)),
             decode_context=int(contexts[:num_decodes].sum()),
             sample_tokens=last_tokens[step.sampling].astype(np.int64),

@@ -16,10 +16,13 @@ from worker.refusal import StepRefused
 _INT32 = np.dtype("<i4")
 _INT64 = np.dtype("<i8")
 _UINT8 = np.dtype("u1")
+_EMPTY = {dtype: np.frombuffer(b"", dtype) for dtype in (_INT32, _INT64, _UINT8)}
 
 
 def read_column(name: str, data: bytes, dtype: np.dtype = _INT32) -> np.ndarray:
     """The packed little-endian values of a field, read-only and without a copy."""
+    if not data:  # most columns of a steady decode step
+        return _EMPTY[dtype]
     if len(data) % dtype.itemsize:
         raise StepRefused(
             f"{name} has {len(data)} bytes, must be a multiple of {dtype.itemsize} ({dtype.name})"

@@ -32,6 +32,7 @@ class StepChecks:
         self._columns = columns
         self._new = NewRows()
         self._append_indices = _NONE
+        self._tokens = 0  # of one repetition, once `sequences` has looked
         self.states = ledger.states.copy()
         self.new_request_ids: dict[int, str] = {}
 
@@ -116,7 +117,7 @@ class StepChecks:
                 f"context_lens[{i}] is {contexts[i]}, but only {known[i]} tokens of the row are "
                 "known",
             )
-        samples = columns.samples.astype(bool)
+        samples = columns.samples.view(bool)  # each is 0 or 1
         overwrites = samples & (contexts != known) & ~(rewrites & (contexts == known - 1))
         if (i := _first(overwrites)) is not None:
             self._refuse_sequence(
@@ -139,7 +140,7 @@ class StepChecks:
     def slots(self) -> None:
         columns, geometry = self._columns, self._geometry
         slots, num_slots = columns.slots, geometry.num_slots
-        per_step = int(columns.query_lens.sum(dtype=np.int64))
+        per_step = self._tokens
         total = per_step * columns.decode_steps
         if len(slots) != total:
             self._refuse(
@@ -197,7 +198,8 @@ class StepChecks:
             )
         if (i := _first(lens < 1)) is not None:
             self._refuse_sequence(i, f"query_lens[{i}] is {lens[i]}, must be at least 1")
-        tokens = int(lens.sum(dtype=np.int64)) * k
+        self._tokens = int(lens.sum(dtype=np.int64))
+        tokens = self._tokens * k
         if tokens > geometry.max_step_tokens:
             self._refuse(
                 f"query_lens and decode_steps make {tokens} tokens, must be at most "
@@ -280,13 +282,16 @@ class StepChecks:
 
 def _first(bad: np.ndarray) -> int | None:
     """The first index that is true."""
-    return int(bad.argmax()) if bad.any() else None
+    # Of a few values np.any takes five times as long.
+    return int(bad.argmax()) if np.count_nonzero(bad) else None
 
 
 def _repeated(values: np.ndarray) -> int | None:
     """The first index whose value is at a lower index too."""
+    if len(values) < 2:
+        return None
     ordered = np.sort(values)
-    if not (ordered[1:] == ordered[:-1]).any():
+    if not np.count_nonzero(ordered[1:] == ordered[:-1]):
         return None
     seen = np.zeros(len(values), bool)
     seen[np.unique(values, return_index=True)[1]] = True
