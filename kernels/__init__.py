@@ -42,7 +42,7 @@ class Ops:
     norm_gated_linear: Callable[..., torch.Tensor]
     add_linear: Callable[..., torch.Tensor]
     sample: Callable[..., torch.Tensor]
-    gather_rows: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    gather_rows: Callable[..., torch.Tensor]
     scatter: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
     step_tokens: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     plan_decode: Callable[..., Any] = _no_plan

@@ -180,8 +180,10 @@ def _token_hashes(vocab: int) -> torch.Tensor:
     return token_hashes(torch.arange(vocab, dtype=torch.int32))
 
 
-def gather_rows(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    return table.index_select(0, index)
+def gather_rows(
+    table: torch.Tensor, index: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    return torch.index_select(table, 0, index, out=out)
 
 
 def scatter(out: torch.Tensor, at: torch.Tensor, values: torch.Tensor) -> None:

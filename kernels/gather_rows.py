@@ -24,10 +24,13 @@ def gather_rows_kernel(
     tl.store(out + line * WIDTH + columns, value, mask=inside)
 
 
-def gather_rows(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def gather_rows(
+    table: torch.Tensor, index: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """See `kernels.reference.gather_rows`."""
     lines, width = index.shape[0], table.shape[1]
-    out = torch.empty((lines, width), dtype=table.dtype, device=table.device)
+    if out is None:
+        out = torch.empty((lines, width), dtype=table.dtype, device=table.device)
     if lines:
         block = min(next_power_of_2(width), MOST_COLUMNS)
         gather_rows_kernel[(lines, triton.cdiv(width, block))](

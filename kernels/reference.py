@@ -211,9 +211,13 @@ def sample(
     return out
 
 
-def gather_rows(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """table [n, w], index [t] int32 or int64 -> [t, w]: the lines of the table at the index."""
-    out = torch.empty((index.shape[0], table.shape[1]), dtype=table.dtype, device=table.device)
+def gather_rows(
+    table: torch.Tensor, index: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """table [n, w], index [t] int32 or int64 -> [t, w]: the lines of the table at the index,
+    written to `out` where it is given."""
+    if out is None:
+        out = torch.empty((index.shape[0], table.shape[1]), dtype=table.dtype, device=table.device)
     for i, line in enumerate(index.tolist()):
         out[i] = table[line]
     return out

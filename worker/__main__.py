@@ -97,7 +97,7 @@ def _add_model(add: _Add) -> None:
     share = "part of a GPU's memory to fill, 0 to 1, without either"
     add("--gpu-memory-utilization", share, 0.9, "SHARE")
     add("--block-size", "length of a block", 16, "TOKENS")
-    add("--no-cuda-graphs", "on a GPU, launch a decode's kernels one by one", False)
+    add("--no-cuda-graphs", "on a GPU, launch a step's kernels one by one", False)
     add("--threads", "CPU threads of torch", int, "N", "one per core")
 
 

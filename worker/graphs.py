@@ -1,37 +1,65 @@
-"""CUDA graphs of decode steps: forward and sampling, captured once for each of a few sizes."""
+"""The CUDA graphs of a worker: a step of decodes is one launch, one with prompts is two."""
 
 from __future__ import annotations
 
 import logging
 import time
-from bisect import bisect_left
 
-import numpy as np
 import torch
 
 from worker.batch import StepBatch
-from worker.decode_frame import DecodeFrame, pack_frames
+from worker.captured_step import CapturedStep
+from worker.decode_graphs import DecodeGraphs, graph_sizes
 from worker.geometry import Geometry
+from worker.graph_capture import GraphCapture
 from worker.kv_pool import KVPool
+from worker.mixed_graphs import MixedGraphs, token_sizes
 from worker.model.llama import Llama
 from worker.model.memory_profile import scratch_pool
 from worker.rows import Rows
-from worker.sampler import sample
-from worker.step_inputs import StepInputs
+from worker.staging import LANDING_BYTES
 
 log = logging.getLogger(__name__)
 
-_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, *range(128, 257, 32), *range(320, 513, 64))
-# Context tokens of all sequences together for which a graph has room. Beyond, reading their K/V
-# takes longer than launching the kernels one by one.
-_MOST_CONTEXT = 1 << 21
 
+class StepGraphs:
+    """The graphs for a worker's limits, which read a step at the start of `landing`."""
 
-def graph_sizes(max_rows: int) -> tuple[int, ...]:
-    """The batch sizes captured for a worker of `max_rows` rows, rising; a batch of another size is
-    padded to the next."""
-    smaller = [size for size in _SIZES if size < max_rows]
-    return (*smaller, max_rows) if max_rows <= _SIZES[-1] else tuple(smaller)
+    def __init__(
+        self, model: Llama, pool: KVPool, rows: Rows, landing: torch.Tensor, geometry: Geometry
+    ) -> None:
+        self._device = model.device
+        sizes = graph_sizes(geometry.max_rows)
+        self.decodes = DecodeGraphs(model, pool, rows, landing, sizes)
+        tokens = token_sizes(geometry.max_step_tokens)
+        self.mixed = MixedGraphs(model, pool, rows, landing, tokens, sizes)
+
+    def step_of(self, batch: StepBatch) -> CapturedStep | None:
+        """How to run `batch`, or None if no graph takes it."""
+        return self.decodes.step_of(batch) or self.mixed.step_of(batch)
+
+    def capture(self) -> None:
+        """Captures all and tells what that took."""
+        start = time.monotonic()
+        before = torch.cuda.mem_get_info(self._device)[0]
+        capture = GraphCapture(self._device)
+        self.mixed.capture(capture, self.mixed.token_sizes, self.mixed.draw_sizes)
+        self.decodes.capture(capture, self.decodes.sizes)
+        taken = before - torch.cuda.mem_get_info(self._device)[0]
+        log.info(
+            "captured graphs of %d counts of decodes, up to %d, and of %d counts of tokens, up to "
+            "%d, in %.1f s; they take %.2f GiB",
+            len(self.decodes.sizes), self.decodes.sizes[-1],
+            len(self.mixed.token_sizes), self.mixed.token_sizes[-1],
+            time.monotonic() - start, taken / 2**30,
+        )  # fmt: skip
+
+    def capture_largest(self) -> int:
+        """Captures the largest graph of each kind; returns the most of any kind that there are."""
+        capture = GraphCapture(self._device)
+        self.mixed.capture(capture, self.mixed.token_sizes[-1:], self.mixed.draw_sizes[-1:])
+        self.decodes.capture(capture, self.decodes.sizes[-1:])
+        return max(map(len, (self.decodes.sizes, self.mixed.token_sizes)))
 
 
 def graph_bytes(model: Llama, geometry: Geometry) -> int:
@@ -41,119 +69,12 @@ def graph_bytes(model: Llama, geometry: Geometry) -> int:
     torch.cuda.empty_cache()
     free, reserved = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_reserved(device)
     rows = Rows(geometry, device, model.ops)
-    sizes = graph_sizes(geometry.max_rows)
-    landing = torch.empty(16 * sizes[-1], dtype=torch.uint8, device=device)
-    pool = scratch_pool(model, geometry.block_size)
-    trial = DecodeGraphs(model, pool, rows, landing, sizes[-1:])
-    trial.capture_all()
+    landing = torch.empty(LANDING_BYTES, dtype=torch.uint8, device=device)
+    graphs = StepGraphs(model, scratch_pool(model, geometry.block_size), rows, landing, geometry)
+    count = graphs.capture_largest()
     torch.cuda.empty_cache()
     shared = torch.cuda.memory_reserved(device) - reserved
     upkeep = max(0, free - torch.cuda.mem_get_info(device)[0] - shared)
-    del trial, rows, pool
+    del graphs, rows, landing
     torch.cuda.empty_cache()
-    return shared + upkeep * len(sizes)
-
-
-class DecodeGraphs:
-    """Decode steps whose kernels are launched as one.
-
-    A graph reads the step from `frame`, at the start of `landing` (bytes on the device), and is
-    right for any context lengths. Pads belong to the scratch row and block.
-    """
-
-    def __init__(
-        self,
-        model: Llama,
-        pool: KVPool,
-        rows: Rows,
-        landing: torch.Tensor,
-        sizes: tuple[int, ...],
-    ) -> None:
-        self._model, self._pool, self._rows = model, pool, rows
-        self.sizes = sizes
-        self._most = sizes[-1]
-        self.frame = DecodeFrame.at(landing, self._most)
-        device = model.device
-        self._starts = torch.arange(self._most + 1, dtype=torch.int32, device=device)
-        self._sample_tokens = torch.arange(self._most, device=device)
-        self._answers = torch.empty(self._most, dtype=torch.int32, device=device)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-
-    def size_for(self, batch: StepBatch) -> int | None:
-        """The size of the graph that runs `batch`, or None: only decodes that all sample, not too
-        many, and whose contexts are not too long."""
-        sequences, repetitions = len(batch.rows), len(batch.slots)
-        if not 0 < sequences == batch.num_decodes == len(batch.sample_rows) <= self._most:
-            return None
-        if batch.decode_context + sequences * (repetitions - 1) > _MOST_CONTEXT:
-            return None
-        return self.sizes[bisect_left(self.sizes, sequences)]
-
-    def pack(self, batch: StepBatch) -> np.ndarray:
-        """The frames of a step for which `size_for` gave a size, [k, words]."""
-        return pack_frames(batch, self._most, self._rows.scratch)
-
-    def replay(self, size: int) -> torch.Tensor:
-        """Runs the step that `frame` holds; returns int32 [size], as `sample`, which the next
-        replay overwrites."""
-        self._graphs[size].replay()
-        return self._answers[:size]
-
-    @torch.inference_mode()
-    def run(self, size: int) -> torch.Tensor:
-        """The same as `replay`, kernel by kernel."""
-        frame, ops = self.frame, self._model.ops
-        rows, context_lens = frame.rows[:size], frame.context_lens[:size]
-        starts = self._starts[: size + 1]
-        token_ids, positions = ops.step_tokens(
-            self._rows.tokens, rows, starts, context_lens, size, 1
-        )
-        most = self._rows.max_model_len
-        inputs = StepInputs(
-            token_ids=token_ids,
-            positions=positions,
-            slot_mapping=frame.slots[:size],
-            decode_rows=rows,
-            decode_context_lens=context_lens,
-            prefill_rows=rows[:0],
-            prefill_context_lens=rows[:0],
-            prefill_starts=starts[:1],
-            block_tables=self._rows.block_tables,
-            sample_tokens=self._sample_tokens[:size],
-            max_context_len=most,
-            decode_context=min(size * most, _MOST_CONTEXT),
-        )
-        logits = self._model.forward(inputs, self._pool)
-        return sample(ops, self._rows, logits, rows, context_lens, self._answers[:size])
-
-    def capture(self) -> None:
-        """Captures every size and tells what that took."""
-        start = time.monotonic()
-        before = torch.cuda.mem_get_info(self._model.device)[0]
-        self.capture_all()
-        taken = before - torch.cuda.mem_get_info(self._model.device)[0]
-        log.info(
-            "captured %d decode graphs, of up to %d sequences, in %.1f s; they take %.2f GiB",
-            len(self.sizes), self._most, time.monotonic() - start, taken / 2**30,
-        )  # fmt: skip
-
-    def capture_all(self) -> None:
-        """The largest first: the others fit into its memory."""
-        self._fill_with_pads()
-        memory = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream(self._model.device)
-        torch.cuda.synchronize(self._model.device)
-        with torch.cuda.stream(stream):
-            for size in reversed(self.sizes):
-                self.run(size)  # compiles, and lets libraries choose and make their workspace
-                graph = torch.cuda.CUDAGraph()
-                graph.capture_begin(pool=memory, capture_error_mode="thread_local")
-                self.run(size)
-                graph.capture_end()
-                self._graphs[size] = graph
-        torch.cuda.synchronize(self._model.device)
-
-    def _fill_with_pads(self) -> None:
-        self.frame.slots.zero_()
-        self.frame.rows.fill_(self._rows.scratch)
-        self.frame.context_lens.fill_(1)
+    return shared + upkeep * count

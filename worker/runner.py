@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from worker.batch import StepBatch
+from worker.captured_step import CapturedStep
 from worker.executor import Pending
 from worker.geometry import Geometry
-from worker.graphs import DecodeGraphs, graph_sizes
+from worker.graphs import StepGraphs
 from worker.inputs import input_columns, make_inputs
 from worker.kv_pool import KVPool
 from worker.model.llama import Llama
@@ -28,7 +29,7 @@ class TorchRunner:
     """An Executor (worker/executor.py) over a Llama and its pool.
 
     On CUDA `launch` never waits for the device: columns go up through a ring of pinned buffers
-    and tokens come down through another. With `cuda_graphs` a step of decodes is one launch.
+    and tokens come down through another. With `cuda_graphs` most steps are a launch or two.
     """
 
     def __init__(
@@ -46,25 +47,21 @@ class TorchRunner:
             self._results = [ResultBuffer(geometry.max_rows, model.device) for _ in range(count)]
         self._next_result = 0
         self._cuda_graphs = cuda_graphs
-        self._graphs: DecodeGraphs | None = None  # until the warm-up
+        self._graphs: StepGraphs | None = None  # until the warm-up
 
     @torch.inference_mode()
     def launch(self, step: CheckedStep) -> Sequence[Pending]:
         batch, changes = StepBatch.of(step), self._rows.changes(step)
-        if self._graphs and (size := self._graphs.size_for(batch)):
-            columns = {"frames": self._graphs.pack(batch)} | changes  # the frame lands first
+        if self._graphs and (captured := self._graphs.step_of(batch)):
+            columns = {"frames": captured.frames} | changes  # the frame lands first
             if self._staging.fits(columns):
-                return self._replay(self._graphs, batch, columns, size)
+                return self._replay(captured, columns, len(batch.sample_rows))
         on_device = self._staging.upload(input_columns(batch) | changes)
         self._rows.apply(on_device)
         return [self._repetition(batch, on_device, k) for k in range(step.decode_steps)]
 
     def _replay(
-        self,
-        graphs: DecodeGraphs,
-        batch: StepBatch,
-        columns: Mapping[str, np.ndarray],
-        size: int,
+        self, captured: CapturedStep, columns: Mapping[str, np.ndarray], draws: int
     ) -> Sequence[Pending]:
         on_device = self._staging.upload(columns)
         self._rows.apply(on_device)
@@ -72,10 +69,10 @@ class TorchRunner:
         for k, frame in enumerate(on_device["frames"]):
             result = self._result()
             if k:
-                graphs.frame.words.copy_(frame)
-            answers = graphs.replay(size)
+                captured.place.copy_(frame)
+            answers = captured.replay()
             result.computed()
-            pendings.append(result.finish(answers[: len(batch.rows)]))
+            pendings.append(result.finish(answers[:draws]))
         return pendings
 
     def warm_up(self) -> None:
@@ -90,9 +87,8 @@ class TorchRunner:
                         "damaged, or the dtype is too narrow for them"
                     )
         if self._cuda_graphs:
-            sizes = graph_sizes(self.geometry.max_rows)
             landing = self._staging.landing
-            graphs = DecodeGraphs(self._model, self._pool, self._rows, landing, sizes)
+            graphs = StepGraphs(self._model, self._pool, self._rows, landing, self.geometry)
             graphs.capture()
             self._graphs = graphs
 

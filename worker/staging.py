@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 _ALIGNMENT = 16  # bytes: at least the largest item, and what kernels like of a pointer
-_LANDING_BYTES = 1 << 20
+LANDING_BYTES = 1 << 20
 _DTYPES = {
     np.dtype(np.int32): torch.int32,
     np.dtype(np.int64): torch.int64,
@@ -30,7 +30,7 @@ class Staging:
         self._next = 0
         self.landing = torch.empty(0, dtype=torch.uint8)
         if device.type == "cuda":
-            self.landing = torch.empty(_LANDING_BYTES, dtype=torch.uint8, device=device)
+            self.landing = torch.empty(LANDING_BYTES, dtype=torch.uint8, device=device)
             self._ring = [_PinnedBuffer(self.landing) for _ in range(depth + 1)]
 
     def fits(self, columns: Mapping[str, np.ndarray]) -> bool:

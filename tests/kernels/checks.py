@@ -348,6 +348,11 @@ def check_gather(ops: Ops, dtype: torch.dtype, device: str, width: int) -> None:
         index = torch.tensor([6, 0, 3, 3], dtype=index_dtype, device=device)
         gathered = ops.gather_rows(table, index)
         assert torch.equal(gathered.cpu(), reference.gather_rows(table.cpu(), index.cpu()))
+        out, buffer = guarded((4, width), dtype, device)
+        assert ops.gather_rows(table, index, out).data_ptr() == out.data_ptr()
+        assert torch.equal(out, gathered)
+        assert bool((buffer[:1024] == GUARD).all())
+        assert bool((buffer[1024 + 4 * width :] == GUARD).all())
     assert ops.gather_rows(table, index[:0]).shape == (0, width)
 
 

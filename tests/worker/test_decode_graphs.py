@@ -18,7 +18,7 @@ from tests.worker.toy_scheduler import ToyScheduler, random_requests
 from worker.__main__ import parse
 from worker.batch import StepBatch
 from worker.decode_frame import DecodeFrame, pack_frames
-from worker.graphs import DecodeGraphs, graph_sizes
+from worker.decode_graphs import DecodeGraphs, graph_sizes
 from worker.ledger import Ledger
 from worker.runner import TorchRunner
 from worker.start import make_executor
@@ -131,7 +131,7 @@ class Decodes:
 
     def __init__(self, runner: TorchRunner, contexts: list[int], seed: int) -> None:
         assert runner._graphs is not None
-        self.graphs, self.rows, self.pool = runner._graphs, runner._rows, runner._pool
+        self.graphs, self.rows, self.pool = runner._graphs.decodes, runner._rows, runner._pool
         rng = np.random.default_rng(seed)
         count = len(contexts)
         rows = rng.permutation(20)[:count].astype(np.int32)
@@ -298,16 +298,19 @@ def test_steady_decodes_neither_allocate_nor_wait(runner: TorchRunner) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(2))
-def test_decodes_are_replayed_between_mixed_steps_that_are_not(
+def test_all_steps_of_random_chunks_are_replayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Greedy tokens equal each prompt's alone, of random chunks in changing batches."""
     folder = tiny_llama(tmp_path, max_position_embeddings=8192)
     runner = runner_of(folder)
     assert runner._graphs is not None
+    decodes, mixed = runner._graphs.decodes, runner._graphs.mixed
     replays: list[int] = []
-    replay = runner._graphs.replay
-    monkeypatch.setattr(runner._graphs, "replay", lambda n: (replays.append(n), replay(n))[1])
+    bodies: list[int] = []
+    replay, replay_mixed = decodes.replay, mixed.replay
+    monkeypatch.setattr(decodes, "replay", lambda n: (replays.append(n), replay(n))[1])
+    monkeypatch.setattr(mixed, "replay", lambda t, n: (bodies.append(t), replay_mixed(t, n))[1])
     scheduler = ToyScheduler(runner.geometry, 0, random.Random(seed), preempt_chance=0)
     requests = random_requests(random.Random(seed), 14, 256, 60)
     for request in requests:
@@ -318,9 +321,10 @@ def test_decodes_are_replayed_between_mixed_steps_that_are_not(
         plan = scheduler.plan()
         (pending,) = runner.launch(ledger.admit(encode_step(plan)))
         scheduler.answer(plan.step_id, pending.wait().tokens)
-        steps += 1
-    assert 0 < len(replays) < steps
+        steps += bool(len(plan.rows))
+    assert len(replays) + len(bodies) == steps
     assert len(set(replays)) > 1
+    assert len(set(bodies)) > 1
     model = load_llama(folder, face="reference")
     for request in requests:
         assert request.output == greedy(model, [request.prompt], request.count)[0]

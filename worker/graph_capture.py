@@ -1,0 +1,30 @@
+"""Making CUDA graphs that share their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+
+class GraphCapture:
+    """Captures one graph after another. The larger come first: the others fit into their memory.
+
+    What a graph leaves in that memory holds until another graph is replayed.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._memory = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+
+    def __call__(self, run: Callable[[], object]) -> torch.cuda.CUDAGraph:
+        """The graph of the kernels that `run` launches."""
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._stream.device)
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            run()  # compiles, and lets libraries choose and make their workspace
+            graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
+            run()
+            graph.capture_end()
+        torch.cuda.synchronize(self._stream.device)
+        return graph
