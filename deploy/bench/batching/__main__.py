@@ -7,7 +7,7 @@ paying; what static batching costs where requests differ in length.
 3. The mix all at once on pools from just enough for its largest request to ample.
 
 Writes CSV files and pictures. On a GPU: --model with a folder of the shape wanted (python -m
-deploy.model.random_llama makes one) and --batches 1 2 4 ... 512.
+deploy.model.random_llama makes one), --batches 1 2 4 ... 512, --clients 4 --frontends 4.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     mix = Mix(args.mix_requests)
     batches = tuple(sorted({1, *args.batches}))
-    sizes = Sizes(batches, args.prompt, args.output, args.rounds, mix)
+    sizes = Sizes(batches, args.prompt, args.output, args.rounds, mix, args.clients, args.frontends)
     if args.simulate:
         model, name = ("--simulate",), "simulated worker"
     else:
@@ -91,6 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--rounds", type=_at_least(1), default=3, help="of each burst (default: %(default)s)")
     add("--mix-requests", type=_at_least(8), default=64, help="default: %(default)s")
+    add("--clients", type=_at_least(1), default=1, help="of the bursts (default: %(default)s)")
+    add("--frontends", type=_at_least(0), default=0, help="likewise (default: %(default)s)")
     threads = len(os.sched_getaffinity(0))
     add("--threads", type=int, default=threads, help="of torch (default: %(default)s)")
     add("--worker-args", default="", metavar="FLAGS", help="more flags for the worker")

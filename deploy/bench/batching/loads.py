@@ -21,7 +21,7 @@ from deploy.loadtest.timeline import Run
 SHORT, LONG = "short", "long"
 PROMPT_TOKENS = 32
 # A static batch may keep the last requests waiting for long; no run is cut short for it.
-_PATIENT = {"processes": 1, "sample_interval": 0, "request_timeout": 3600.0, "drain": 3600.0}
+_PATIENT = {"sample_interval": 0, "request_timeout": 3600.0, "drain": 3600.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +74,18 @@ class Mix:
         return requests
 
 
-def run_burst(address: str, count: int, prompt: int, output: int, seed: int) -> Run:
-    """`count` requests of the same lengths at once. Raises RuntimeError if one fails."""
+def run_burst(
+    address: str, count: int, prompt: int, output: int, seed: int, clients: int = 1
+) -> Run:
+    """`count` requests of the same lengths at once, from processes. Raises RuntimeError if one
+    fails."""
     plan = LoadPlan(
         Nanoserve(address),
         Burst(),
         Content(Fixed(prompt), Fixed(output)),
         requests=count,
         seed=seed,
+        processes=clients,
         **_PATIENT,
     )
     return _checked(run_load(plan))
@@ -101,6 +105,7 @@ def run_asked(address: str, asked: Sequence[Asked], seed: int = 0) -> Run:
             Content(trace=trace),
             requests=len(asked),
             seed=seed,
+            processes=1,
             **_PATIENT,
         )
         return _checked(run_load(plan))

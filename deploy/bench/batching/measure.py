@@ -11,6 +11,7 @@ from deploy.bench.batching.policies import ROWS, Bill, Policy, bill
 from deploy.bench.batching.recording import Recording
 from deploy.bench.batching.servers import RecordedWorker
 from deploy.bench.batching.throughput import BatchRate
+from deploy.bench.ready import free_address
 
 SEVEN, ARRIVING, BACKLOG = "seven short behind one", "mix, arriving", "mix, all at once"
 BLOCK = 16  # tokens, the worker's default
@@ -33,6 +34,9 @@ class Sizes:
     output: int
     rounds: int
     mix: Mix
+    # One client or front end is the limit from some 20,000 tokens a second on.
+    clients: int = 1  # processes that send the bursts
+    frontends: int = 0  # of the scheduler, for the bursts
 
 
 class Measurements:
@@ -63,16 +67,19 @@ class Measurements:
         sizes = self._sizes
         most = max(sizes.batches)
         blocks = most * -(-(sizes.prompt + sizes.output) // BLOCK)
+        flags = ("--no-tokenizer", "--frontends", str(sizes.frontends))
+        listen = free_address() if sizes.frontends else None
         with (
             self._worker(most, blocks) as worker,
-            worker.recorded_scheduler(("--no-tokenizer",), []) as address,
+            worker.scheduler(flags, listen=listen) as address,
         ):
             self._show("warming up")
-            run_burst(address, most, sizes.prompt, 8, 0)
+            run_burst(address, most, sizes.prompt, 8, 0, sizes.clients)
             for number in range(1, sizes.rounds + 1):
                 for batch in sizes.batches:
                     self._show(f"round {number} of {sizes.rounds}, {batch} at once")
-                    run = run_burst(address, batch, sizes.prompt, sizes.output, number)
+                    clients = min(batch, sizes.clients)
+                    run = run_burst(address, batch, sizes.prompt, sizes.output, number, clients)
                     self.rates.append(BatchRate.of(run, batch, number))
 
     def _compare_policies(self, pool: int) -> None:

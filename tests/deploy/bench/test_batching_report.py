@@ -118,6 +118,8 @@ def test_each_picture_is_there_and_small(folder: Path) -> None:
         (["--rounds", "x"], "--rounds: is 'x', must be a number from 1 on"),
         (["--output", "7"], "--output: is '7', must be a number from 8 on"),
         (["--mix-requests", "-8"], "--mix-requests"),
+        (["--clients", "0"], "--clients: is '0', must be a number from 1 on"),
+        (["--frontends", "-1"], "--frontends"),
     ],
 )
 def test_sizes_that_measure_nothing_are_refused(
@@ -136,6 +138,10 @@ class FakeWorker(nullcontext):
     def recorded_scheduler(self, flags: Sequence[str], recordings: list) -> nullcontext:
         return nullcontext("address")
 
+    def scheduler(self, flags: Sequence[str], listen: str | None) -> nullcontext:
+        front_ends = int(flags[flags.index("--frontends") + 1])
+        return nullcontext("several front ends" if front_ends and listen else "address")
+
 
 def test_all_policies_get_the_same_load_and_the_pool_shrinks_to_fit_one(
     monkeypatch: pytest.MonkeyPatch, bills: dict[Policy, Bill]
@@ -150,10 +156,16 @@ def test_all_policies_get_the_same_load_and_the_pool_shrinks_to_fit_one(
 
     monkeypatch.setattr(measure, "RecordedWorker", FakeWorker)
     monkeypatch.setattr(measure, "bill", fake_bill)
-    monkeypatch.setattr(measure, "run_burst", lambda *_: None)
+    bursts: list[tuple] = []
+    monkeypatch.setattr(measure, "run_burst", lambda *burst: bursts.append(burst))
     monkeypatch.setattr(BatchRate, "of", lambda _, batch, number: BatchRate(batch, number, 80, 80))
-    measurements = Measurements(SIZES, (), lambda _: None)
+    sizes = replace(SIZES, clients=2, frontends=3)
+    measurements = Measurements(sizes, (), lambda _: None)
     measurements.run()
+    sent_by = [(address, batch, clients) for address, batch, *_, clients in bursts]
+    several = "several front ends"
+    warm_up, one = (several, 8, 2), (several, 1, 1)
+    assert sent_by[:-4] == [warm_up, *[one, (several, 2, 2), (several, 8, 2)] * 2]
     assert [rate.batch for rate in measurements.rates] == [1, 2, 8, 1, 2, 8]
     loads = [(load, policy, pool) for load, policy, pool, _ in asked_for]
     assert loads == [
