@@ -30,7 +30,7 @@ SERVER_FLAGS = --worker-args="$(WORKER_ARGS)" --scheduler-args="$(SCHEDULER_ARGS
 FIND_MODEL = model="$$($(BIN)/python -m deploy.model.fetch --model '$(MODEL)')"
 
 .DEFAULT_GOAL := help
-.PHONY: help install protos model run chat serve top test test-containers lint format types loadtest secrets soak bench-cpu bench-split bench-batching bench-overload bench-gpu wheel clean
+.PHONY: help install protos model run chat serve top test test-containers lint format types loadtest secrets soak bench-cpu bench-split bench-batching bench-overload bench-gpu bench-profile wheel clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -113,6 +113,9 @@ bench-overload: $(INSTALLED) $(STUBS) ## Measure what is served in time at three
 
 bench-gpu: $(INSTALLED) $(STUBS) ## Measure a GPU with random weights: make bench-gpu ARGS="--only 1b"
 	@$(BIN)/python -m deploy.bench.gpu $(ARGS)
+
+bench-profile: $(INSTALLED) $(STUBS) ## Show where a step's time goes: make bench-profile ARGS="--random 1b"
+	@$(BIN)/python -m deploy.bench.profile --model '$(MODEL)' $(ARGS)
 
 wheel: $(INSTALLED) ## Build the client's wheel into dist/
 	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .

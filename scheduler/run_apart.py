@@ -8,6 +8,7 @@ import gc
 import itertools
 import socket
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from scheduler.api.address import AddressError, clear_unix_path
 from scheduler.api.model_folder import ModelFolder
@@ -16,12 +17,20 @@ from scheduler.fronts.front_end_process import FrontEndProcess
 from scheduler.fronts.shared_port import SharedPort
 from scheduler.start_error import StartError, start_errors
 
+if TYPE_CHECKING:
+    from scheduler.core.worker_link import WorkerLink
+
 MOST_FRONT_ENDS = 64
 
 
-def run_apart(flags: argparse.Namespace, arguments: Sequence[str]) -> None:
+def run_apart(
+    flags: argparse.Namespace,
+    arguments: Sequence[str],
+    make_link: Callable[[argparse.Namespace, str | None], WorkerLink] | None = None,
+) -> None:
     """Serves until a signal, with the engine here and `flags.frontends` front ends.
-    `arguments` are those that the flags were parsed from. Raises StartError."""
+    `arguments` are those that the flags were parsed from; `make_link` as for scheduler/run.py.
+    Raises StartError."""
     with start_errors():
         address, port = _own_address(flags)
     numbers = itertools.count(1)
@@ -31,7 +40,7 @@ def run_apart(flags: argparse.Namespace, arguments: Sequence[str]) -> None:
 
     first = [start_another() for _ in range(flags.frontends)]
     try:
-        _serve(flags, first, start_another)
+        _serve(flags, first, start_another, make_link)
     finally:
         for process in first:
             process.kill()
@@ -60,6 +69,7 @@ def _serve(
     flags: argparse.Namespace,
     first: Sequence[FrontEndProcess],
     start_another: Callable[[], FrontEndProcess],
+    make_link: Callable[[argparse.Namespace, str | None], WorkerLink] | None,
 ) -> None:
     # Here, so that the front ends load at the same time as we do.
     from scheduler.engine_parts import engine_maker
@@ -67,7 +77,7 @@ def _serve(
     from scheduler.fronts.supervisor import FrontEndError
 
     with start_errors():
-        make_engine = engine_maker(flags, _model_folder(flags))
+        make_engine = engine_maker(flags, _model_folder(flags), make_link)
         gc.freeze()
         try:
             asyncio.run(serve_apart(make_engine, first, start_another, flags.drain_timeout))

@@ -28,6 +28,7 @@ class WorkerProcess:
         command = [sys.executable, "-m", *module, "--listen", self._address, *_QUIET, *flags]
         self._started, self.started_at = time.monotonic(), time.time()
         self.child = Child("worker", command, echo=False)
+        self.scheduler_pid = 0  # the last one's
 
     def __enter__(self) -> WorkerProcess:
         return self
@@ -63,6 +64,7 @@ class WorkerProcess:
         address = listen or f"unix:{self.folder}/scheduler.sock"
         own = ["--worker", self._address, "--listen", address, *_QUIET]
         scheduler = Child("scheduler", [sys.executable, "-m", *module, *own, *flags], echo=False)
+        self.scheduler_pid = scheduler.pid
         try:
             try:
                 wait_until_ready(address, scheduler)

@@ -251,8 +251,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--words", action="store_true", help="give all ids a text")
-    parser.add_argument("--device", default="cpu", help="where the values are drawn (cpu, cuda)")
+    text = "where the values are drawn (default: cpu); auto: cuda if there is one"
+    parser.add_argument("--device", choices=("cpu", "cuda", "auto"), default="cpu", help=text)
     given = parser.parse_args(arguments)
+    if given.device == "auto":
+        given.device = "cuda" if torch.cuda.is_available() else "cpu"
     config = SHAPES[given.shape]
     print(write_random_llama(given.out, config, given.seed, given.device, words=given.words))
     return 0

@@ -1,0 +1,1 @@
+"""Where a step's time goes, between scheduler, wire, worker and device."""
