@@ -187,6 +187,12 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
         help="how long requests wait for a worker that is away before they end with UNAVAILABLE",
     )
     group.add_argument(
+        "--no-prefix-cache",
+        action="store_true",
+        help="compute every prompt whole; without it, what requests begin with is computed once "
+        "and stays in the K/V pool, as far as that has room",
+    )
+    group.add_argument(
         "--audit", action="store_true", help="check the books after every step (slower)"
     )
 

@@ -41,6 +41,7 @@ def engine_maker(
         max_queue=flags.max_queue,
         max_queue_tokens=flags.max_queue_tokens,
         max_queue_wait=flags.max_queue_wait,
+        prefix_cache=not flags.no_prefix_cache,
         audit=flags.audit,
         step_timeout=flags.step_timeout,
         recovery_timeout=flags.recovery_timeout,

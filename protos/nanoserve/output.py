@@ -27,6 +27,7 @@ class Usage:
     first_token_seconds: float
     total_seconds: float
     preemptions: int
+    cached_tokens: int  # of the prompt, found in the prefix cache and not computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,4 +108,5 @@ def _usage_from(usage: pb.Usage) -> Usage:
         first_token_seconds=usage.first_token_seconds,
         total_seconds=usage.total_seconds,
         preemptions=usage.preemptions,
+        cached_tokens=usage.cached_tokens,
     )

@@ -40,7 +40,7 @@ class RunningRow:
 class ServerStatus:
     """The fields of GetStatusResponse; inference.proto tells each one's meaning.
 
-    Those from `rows` on are empty, or None, unless they were asked for.
+    `rows`, `block_owners` and the latencies are empty, or None, unless they were asked for.
     """
 
     ready: bool
@@ -70,6 +70,9 @@ class ServerStatus:
     block_owners: tuple[int, ...]  # of each block: a row, or a BlockOwner
     time_to_first_token: LatencyHistogram | None
     inter_token_latency: LatencyHistogram | None
+    cached_blocks: int
+    prefix_queries: int
+    prefix_hits: int
 
     @property
     def max_request_tokens(self) -> int:

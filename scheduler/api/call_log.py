@@ -26,6 +26,7 @@ def fields(record: CallRecord) -> dict[str, object]:
         "outcome": record.outcome,
         "status": record.status,
         "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
         "output_tokens": record.output_tokens,
         "queue_ms": _milliseconds(record.queue_seconds),
         "first_token_ms": _milliseconds(record.first_token_seconds),

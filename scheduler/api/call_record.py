@@ -32,6 +32,7 @@ class CallRecord:
     token_seconds: float | None = None  # mean gap between tokens; None: less than two
     preemptions: int = 0
     recomputed_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt
     error: str = ""  # what the client was told
     caller: str = ""  # the name of the token that let the call in
     trace_id: str = ""
@@ -115,6 +116,7 @@ class Call:
             token_seconds=gap,
             preemptions=usage.preemptions if usage else 0,
             recomputed_tokens=usage.recomputed_tokens if usage else 0,
+            cached_tokens=usage.cached_tokens if usage else 0,
             error=self._error_text(),
             caller=self.caller,
             trace_id=self.trace.trace_id,

@@ -76,6 +76,7 @@ class CallRecords:
         if self._log_text:
             call.output.append(response.text)
         if response.finish_reason:
+            self.totals.cached_tokens += response.usage.cached_tokens
             call.finish_reason = _REASONS[response.finish_reason]
 
     def answered(self, event: Finished | Failure) -> None:

@@ -26,6 +26,10 @@ from scheduler.core.statistics import Statistics
 _BREATH_SECONDS = 1e-4
 _READY = "1 if a worker is connected, the engine's loop turns and the server is not draining"
 _EXPECTED_WAIT = "How long a request that comes would wait for its first step"
+_CACHED_BLOCKS = "Of the free blocks, those that the prefix cache knows"
+_QUERIES = "Prompt tokens of started requests, looked up in the prefix cache"
+_HITS = "Of nanoserve_prefix_cache_queries_total, the tokens found"
+_CACHED = "Prompt tokens that clients of calls that ended well were told of as cached"
 _WORKER = "The worker that is connected, or was last; none before the first"
 _FAILURES: tuple[FinishReason | FailureKind, ...] = tuple(FailureKind)
 _OUTCOMES = (*FinishReason, *_FAILURES)
@@ -78,6 +82,7 @@ class SchedulerCollector(Collector):
             ("kv_cache_usage_perc", "Used part of the blocks, 0 to 1", used / max(1, usable)),
             ("kv_cache_blocks", "Blocks that requests can have", usable),
             ("kv_cache_free_blocks", "Blocks that no request holds", status.free_blocks),
+            ("kv_cache_cached_blocks", _CACHED_BLOCKS, status.cached_blocks),
             ("steps_in_flight", "Steps sent and not answered", status.steps_in_flight),
             ("expected_queue_wait_seconds", _EXPECTED_WAIT, status.expected_wait),
             ("engine_loop_age_seconds", "Since the last turn of the engine's loop", age),
@@ -112,14 +117,17 @@ def _calls(totals: CallTotals) -> Iterator[Metric]:
     )
     yield _counter("prompt_tokens", "Prompt tokens of calls that got a token", totals.prompt_tokens)
     yield _counter("generation_tokens", "Tokens passed on to clients", totals.output_tokens)
+    yield _counter("prompt_tokens_cached", _CACHED, totals.cached_tokens)
 
 
 def _engine_totals(status: EngineStatus, statistics: Statistics) -> Iterator[Metric]:
     steps = statistics.steps
     for name, text, value in (
         ("num_preemptions", "Requests put back into the queue", status.preemptions),
-        ("recomputed_tokens", "Tokens computed and lost with a row", status.recomputed_tokens),
+        ("recomputed_tokens", "Tokens lost and computed again", status.recomputed_tokens),
         ("discarded_tokens", "Tokens sampled and not wanted", status.discarded_tokens),
+        ("prefix_cache_queries", _QUERIES, status.prefix_queries),
+        ("prefix_cache_hits", _HITS, status.prefix_hits),
         ("steps", "Steps answered", status.steps),
         ("step_sent_bytes", "Bytes of the steps answered", steps.bytes_sent),
         ("step_received_bytes", "Bytes of their answers", steps.bytes_received),

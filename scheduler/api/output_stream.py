@@ -113,6 +113,7 @@ class OutputStream:
             total_seconds=self.last_token_at - arrival,
             preemptions=told.preemptions if told else 0,
             recomputed_tokens=told.recomputed_tokens if told else 0,
+            cached_tokens=told.cached_tokens if told else 0,
         )
         return Finished(self.handle, Finish(FinishReason.STOP, None, usage))
 
@@ -135,5 +136,6 @@ class OutputStream:
                 first_token_seconds=usage.first_token_seconds or usage.total_seconds,
                 total_seconds=usage.total_seconds,
                 preemptions=usage.preemptions,
+                cached_tokens=usage.cached_tokens,
             )
         )

@@ -34,6 +34,9 @@ def status_response(
         uptime_seconds=uptime_seconds,
         recomputed_tokens=status.recomputed_tokens,
         worker_restarts=status.worker_restarts,
+        cached_blocks=status.cached_blocks,
+        prefix_queries=status.prefix_queries,
+        prefix_hits=status.prefix_hits,
     )
     if status.limits is not None:
         response.max_model_len = status.limits.max_model_len

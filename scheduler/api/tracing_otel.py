@@ -128,6 +128,7 @@ def _attributes(record: CallRecord, model: str) -> dict[str, str | int]:
         "nanoserve.outcome": record.outcome,
         "nanoserve.preemptions": record.preemptions,
         "nanoserve.recomputed_tokens": record.recomputed_tokens,
+        "nanoserve.cached_tokens": record.cached_tokens,
     }
 
 

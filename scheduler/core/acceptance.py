@@ -27,6 +27,7 @@ def accept(
     rows, tokens = step.rows, answer.tokens
     bad = np.zeros(len(rows), bool) if answer.non_finite is None else answer.non_finite
     current = ledger.rows.generation[rows] == step.generations
+    _publish(ledger, step)
     held = current & ledger.rows.held[rows]
     if held.any():
         _pass_over(ledger, rows[held], step.rewrites[held])
@@ -37,6 +38,14 @@ def accept(
         _accept_late(ledger, step.requests[i], int(tokens[i]), outbox, now)
     good = current & ~held & ~bad
     _accept_running(ledger, rows[good], tokens[good], outbox, now)
+
+
+def _publish(ledger: Ledger, step: StepInFlight) -> None:
+    """What the step wrote is in the pool: of rows that still are whose they were, save those
+    that run for nobody. Before any of them ends and gives its blocks back."""
+    rows, at = ledger.rows, step.all_rows
+    good = (rows.generation[at] == step.all_generations) & ~rows.held[at]
+    ledger.sharing.answered(at[good], step.context_lens[good])
 
 
 def _pass_over(ledger: Ledger, at: np.ndarray, rewrites: np.ndarray) -> None:
@@ -103,6 +112,7 @@ def _fail_non_finite(ledger: Ledger, request: Request, outbox: Outbox, now: floa
     if request.ended:
         ledger.totals.discarded_tokens += 1
         return
+    ledger.sharing.withdraw(request)
     ledger.end(request)
     message = (
         f"request {request.request_id}: the model's logits were not finite after "

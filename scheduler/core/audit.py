@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from scheduler.core.audit_error import fail
+from scheduler.core.audit_prefixes import check_prefixes
 from scheduler.core.block_allocator import SCRATCH_BLOCK
 from scheduler.core.hold import Hold
 from scheduler.core.ledger import Ledger
 from scheduler.core.request import NO_ROW
 from scheduler.core.rows import Rows
 from scheduler.core.window import Window
-
-
-class AuditError(Exception):
-    """An invariant is broken; the message names the rule and who breaks it."""
 
 
 def check(ledger: Ledger, window: Window) -> None:
@@ -26,24 +24,22 @@ def check(ledger: Ledger, window: Window) -> None:
     _check_counts(ledger)
     _check_held(ledger)
     _check_in_flight(ledger, window)
-
-
-def _fail(rule: str, detail: str) -> None:
-    raise AuditError(f"{rule}: {detail}")
+    check_prefixes(ledger, window)
 
 
 def _check_free_list(ledger: Ledger) -> None:
     rule = "the free list holds each free block once, and never the scratch block"
-    free = ledger.allocator.free_blocks
+    # The cached ones are free too, and in a list of their own.
+    free = np.append(ledger.allocator.free_blocks, ledger.allocator.cached_blocks)
     if (free == SCRATCH_BLOCK).any():
-        _fail(rule, "the scratch block is in it")
+        fail(rule, "the scratch block is in it")
     if len(np.unique(free)) != len(free):
-        _fail(rule, "a block is in it twice")
+        fail(rule, "a block is in it twice")
     unreferenced = np.flatnonzero(ledger.allocator.references == 0)
     expected = unreferenced[unreferenced != SCRATCH_BLOCK]
     if not np.array_equal(np.sort(free), expected):
         blocks = np.setxor1d(free, expected)
-        _fail(rule, f"blocks {blocks.tolist()} are lost, or free and held at once")
+        fail(rule, f"blocks {blocks.tolist()} are lost, or free and held at once")
 
 
 def _check_references(ledger: Ledger) -> None:
@@ -52,12 +48,12 @@ def _check_references(ledger: Ledger) -> None:
     listed = [tables.table(row) for row in range(ledger.rows.max_rows)]
     counts = np.bincount(np.concatenate(listed), minlength=ledger.allocator.num_blocks)
     if counts[SCRATCH_BLOCK]:
-        _fail(rule, "a table lists the scratch block")
+        fail(rule, "a table lists the scratch block")
     wrong = np.flatnonzero(counts != ledger.allocator.references)
     if len(wrong):
         block = int(wrong[0])
         references = int(ledger.allocator.references[block])
-        _fail(rule, f"block {block} has {references}, and {int(counts[block])} tables list it")
+        fail(rule, f"block {block} has {references}, and {int(counts[block])} tables list it")
 
 
 def _check_tables(ledger: Ledger) -> None:
@@ -69,12 +65,12 @@ def _check_tables(ledger: Ledger) -> None:
     if len(wrong):
         row = int(wrong[0])
         held = int(tables.num_blocks[row])
-        _fail(rule, f"row {row} needs {int(needed[row])} and holds {held}")
+        fail(rule, f"row {row} needs {int(needed[row])} and holds {held}")
     wrong = np.flatnonzero(rows.live & (rows.reserved != 0) & (rows.reserved != rows.limit - 1))
     if len(wrong):
         row = int(wrong[0])
         reserved, limit = int(rows.reserved[row]), int(rows.limit[row])
-        _fail(rule, f"row {row} reserved {reserved} tokens, and its limit is {limit}")
+        fail(rule, f"row {row} reserved {reserved} tokens, and its limit is {limit}")
 
 
 def _check_rows(ledger: Ledger) -> None:
@@ -83,15 +79,15 @@ def _check_rows(ledger: Ledger) -> None:
     for row in np.flatnonzero(rows.live):
         request = rows.request[row]
         if request is None or request.row != row:
-            _fail(rule, f"row {row} is live, and its request says otherwise")
+            fail(rule, f"row {row} is live, and its request says otherwise")
         if request.ended and not rows.held[row]:
-            _fail(rule, f"row {row} belongs to {request.request_id}, which has ended")
+            fail(rule, f"row {row} belongs to {request.request_id}, which has ended")
     owned = [r.row for r in ledger.by_handle.values() if r.row != NO_ROW]
     owned += _outliving(rows)
     if sorted(owned) != np.flatnonzero(rows.live).tolist():
-        _fail(rule, f"requests have rows {sorted(owned)}, others are live")
+        fail(rule, f"requests have rows {sorted(owned)}, others are live")
     if rows.num_live != int(rows.live.sum()):
-        _fail(rule, f"{rows.num_live} rows are taken and {int(rows.live.sum())} are live")
+        fail(rule, f"{rows.num_live} rows are taken and {int(rows.live.sum())} are live")
 
 
 def _check_waiting(ledger: Ledger) -> None:
@@ -99,18 +95,18 @@ def _check_waiting(ledger: Ledger) -> None:
     waiting = list(ledger.waiting)
     for request in waiting:
         if request.ended or request.row != NO_ROW:
-            _fail(rule, f"{request.request_id} waits, and runs or has ended")
+            fail(rule, f"{request.request_id} waits, and runs or has ended")
     orders = [request.order for request in waiting]
     if orders != sorted(set(orders)):
-        _fail(rule, f"the waiting came in order {orders}")
+        fail(rule, f"the waiting came in order {orders}")
     running = ledger.rows.num_live - len(_outliving(ledger.rows))
     if len(waiting) + running != ledger.num_requests:
-        _fail(
+        fail(
             rule,
             f"{ledger.num_requests} requests, but {len(waiting)} wait and {running} run",
         )
     if set(ledger.by_id.values()) != set(ledger.by_handle.values()):
-        _fail(rule, "ids and handles name different requests")
+        fail(rule, "ids and handles name different requests")
 
 
 def _check_counts(ledger: Ledger) -> None:
@@ -126,7 +122,7 @@ def _check_counts(ledger: Ledger) -> None:
     wrong = np.flatnonzero(live & ~ordered)
     if len(wrong):
         row = int(wrong[0])
-        _fail(
+        fail(
             rule,
             f"row {row} has prompt {rows.prompt_len[row]}, accepted {rows.accepted[row]}, known "
             f"{rows.known[row]}, limit {rows.limit[row]}, computed {rows.computed[row]}",
@@ -139,16 +135,16 @@ def _check_held(ledger: Ledger) -> None:
     for row in np.flatnonzero(rows.held):
         request = rows.request[row]
         if not rows.live[row] or ledger.hold is Hold.NOTHING:
-            _fail(rule, f"row {row} is held, and is not live or the policy holds nothing")
+            fail(rule, f"row {row} is held, and is not live or the policy holds nothing")
         if request.ended is not (ledger.hold is Hold.ROW):
-            _fail(rule, f"row {row} is held for {ledger.hold.value}, ended: {request.ended}")
+            fail(rule, f"row {row} is held for {ledger.hold.value}, ended: {request.ended}")
         if not request.ended and request.verdict is None:
-            _fail(rule, f"row {row} is held, and how {request.request_id} ended is not known")
+            fail(rule, f"row {row} is held, and how {request.request_id} ended is not known")
     for request in ledger.by_handle.values():
         if request.verdict is not None and (request.row == NO_ROW or not rows.held[request.row]):
-            _fail(rule, f"{request.request_id} has its last token, and its row is not held")
+            fail(rule, f"{request.request_id} has its last token, and its row is not held")
     if rows.held.any() and not (rows.live & ~rows.held).any():
-        _fail(rule, f"rows {np.flatnonzero(rows.held).tolist()} are, and nobody runs")
+        fail(rule, f"rows {np.flatnonzero(rows.held).tolist()} are, and nobody runs")
 
 
 def _outliving(rows: Rows) -> list[int]:
@@ -165,7 +161,7 @@ def _check_in_flight(ledger: Ledger, window: Window) -> None:
         current = rows.generation[step.rows] == step.generations
         again = step.rows[current & step.rewrites]
         if (rows.known[again] < rows.limit[again]).any():
-            _fail(rule, f"step {step.step_id} rewrites a row that has not reached its limit")
+            fail(rule, f"step {step.step_id} rewrites a row that has not reached its limit")
         np.add.at(in_flight, step.rows[current & ~step.rewrites], 1)
         for request in step.requests[~current]:
             late[request.handle] = late.get(request.handle, 0) + 1
@@ -173,13 +169,13 @@ def _check_in_flight(ledger: Ledger, window: Window) -> None:
     if len(wrong):
         row = int(wrong[0])
         missing = int(rows.known[row] - rows.accepted[row])
-        _fail(rule, f"row {row} lacks {missing} tokens, and {int(in_flight[row])} are in flight")
+        fail(rule, f"row {row} lacks {missing} tokens, and {int(in_flight[row])} are in flight")
     for request in ledger.waiting:
         if request.unanswered != late.get(request.handle, 0):
-            _fail(
+            fail(
                 rule,
                 f"{request.request_id} waits for {request.unanswered} tokens, and "
                 f"{late.get(request.handle, 0)} are in flight",
             )
     if len(window) > window.depth:
-        _fail(rule, f"{len(window)} steps are in flight, and the depth is {window.depth}")
+        fail(rule, f"{len(window)} steps are in flight, and the depth is {window.depth}")

@@ -57,6 +57,12 @@ class BlockTables:
         self.num_blocks[rows] += counts.astype(np.int32)
         return Appended(rows.astype(np.int32), counts.astype(np.int32), blocks)
 
+    def share(self, row: int, blocks: np.ndarray) -> None:
+        """Begins the row's empty table with blocks that are held or cached, int32 [b]."""
+        self.allocator.share(blocks)
+        self.blocks[row, : len(blocks)] = blocks
+        self.num_blocks[row] = len(blocks)
+
     def slots(self, rows: np.ndarray, starts: np.ndarray, lens: np.ndarray) -> np.ndarray:
         """Slots of positions starts[i] .. starts[i] + lens[i] - 1 of each row, one row
         after the other: int64 [sum of lens]."""

@@ -25,6 +25,7 @@ class EngineConfig:
     max_queue: int = 1024  # requests beyond one for each row
     max_queue_tokens: int | None = None  # of the waiting, together
     max_queue_wait: float | None = None  # seconds that a request may have to wait; None: any
+    prefix_cache: bool = True  # share blocks of equal beginnings
     audit: bool = False  # check the books after every turn
     recovery_timeout: float = 300.0  # seconds that requests wait for a worker that is away
     step_timeout: float | None = None

@@ -16,10 +16,11 @@ class ContinuousBatching:
 
     Prompts are served in order of arrival. One that the rest of the budget cannot
     finish takes half of that rest, so that short prompts behind it go on; what they
-    leave it gets as well. The first of the waiting is admitted once its known tokens
-    fit beside what running prompts have yet to compute and one more block for each
-    running row; nobody passes it. If the step's blocks do not fit, the youngest is
-    preempted and the sum is taken again.
+    leave it gets as well. What the prefix cache has of a request is not computed again.
+    The first of the waiting is admitted once its known tokens fit beside what running
+    prompts have yet to compute and one more block for each running row; nobody passes
+    it. If the step's blocks do not fit, the youngest is preempted and the sum is taken
+    again.
     """
 
     hold = Hold.NOTHING
@@ -27,7 +28,7 @@ class ContinuousBatching:
     def decide(self, ledger: Ledger, budget: int, now: float) -> Decision:
         decodes, prompts = self._make_room(ledger, budget)
         candidates = self._admissible(ledger)
-        gaps = _gaps(ledger.rows, prompts) + [len(request.tokens) for request in candidates]
+        gaps = _gaps(ledger.rows, prompts) + [ledger.to_compute(request) for request in candidates]
         if not gaps:
             return Decision(decodes, np.ones(len(decodes), np.int64), [])
         chunks = np.array(share_out(gaps, budget - len(decodes)), np.int64)
@@ -69,10 +70,10 @@ class ContinuousBatching:
         spare = ledger.allocator.num_free - int(owed) - rows.num_live
         admissible: list[Request] = []
         for request in ledger.waiting:
-            spare -= tables.blocks_for(len(request.tokens))
-            alone = rows.num_live == 0 and not admissible
             if request.unanswered or len(admissible) == rows.num_free:
                 break
+            spare -= ledger.blocks_for(request, len(request.tokens))
+            alone = rows.num_live == 0 and not admissible
             if spare < 0 and not alone:
                 break
             admissible.append(request)

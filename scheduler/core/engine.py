@@ -387,4 +387,7 @@ class Engine:
             worker_restarts=totals.worker_restarts,
             loop_turned_at=now,
             expected_wait=self._queue_wait.expected(waiting, now),
+            cached_blocks=worker.ledger.allocator.num_cached if worker else 0,
+            prefix_queries=totals.prefix_queries,
+            prefix_hits=totals.prefix_hits,
         )

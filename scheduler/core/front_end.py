@@ -83,6 +83,7 @@ class RequestUsage:
     total_seconds: float
     preemptions: int
     recomputed_tokens: int = 0  # computed once more after preemptions
+    cached_tokens: int = 0  # of the prompt, found in the prefix cache and not computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ class SnapshotRequest:
 
 FREE_BLOCK = -1
 SCRATCH_OWNER = -2
+CACHED_BLOCK = -3
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ class Snapshot:
     first_token: LatencyCounts  # from arrival to the first token
     inter_token: LatencyCounts  # between tokens of one request
     # int32 [num_blocks]: the row that holds each block (one of them if several do),
-    # FREE_BLOCK or SCRATCH_OWNER. None if not asked for, or without a worker.
+    # FREE_BLOCK, CACHED_BLOCK or SCRATCH_OWNER. None if not asked for, or without a worker.
     block_owners: np.ndarray | None = None
 
 
@@ -167,6 +169,7 @@ class CallTotals:
     refusals: dict[str, int] = field(default_factory=dict)
     prompt_tokens: int = 0  # of calls that got a token
     output_tokens: int = 0  # passed on to clients
+    cached_tokens: int = 0  # of the prompts of calls that ended well, as their clients were told
     # Calls of any method without a good token. They are in no other count.
     unauthenticated: int = 0
 
@@ -210,6 +213,9 @@ class EngineStatus:
     worker_restarts: int
     loop_turned_at: float  # time.monotonic() of the engine loop's last turn
     expected_wait: float = 0.0  # seconds that a request that comes would wait for its first step
+    cached_blocks: int = 0  # of the free ones
+    prefix_queries: int = 0  # prompt tokens looked up in the prefix cache, and found
+    prefix_hits: int = 0
 
 
 @dataclass(frozen=True, slots=True)

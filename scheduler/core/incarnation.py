@@ -49,6 +49,7 @@ def begin(
         limits.max_request_tokens,
         statistics,
         policy.hold,
+        config.prefix_cache,
     )
     planner = Planner(policy, budget, info.incarnation, info.last_executed_step)
     window = Window(min(config.depth_on(info.device), info.max_steps_in_flight))

@@ -10,6 +10,7 @@ import numpy as np
 from scheduler.core.block_allocator import BlockAllocator
 from scheduler.core.block_table import BlockTables
 from scheduler.core.hold import Hold
+from scheduler.core.prefix_sharing import PrefixSharing
 from scheduler.core.request import NO_ROW, Request
 from scheduler.core.rows import Rows
 from scheduler.core.statistics import Statistics
@@ -29,12 +30,14 @@ class Ledger:
         max_tokens: int,
         statistics: Statistics,
         hold: Hold,
+        prefix_cache: bool = True,
     ) -> None:
         self.statistics = statistics
         self.totals = statistics.totals
         self.allocator = BlockAllocator(num_blocks)
         self.tables = BlockTables(self.allocator, block_size, max_rows, max_tokens)
         self.rows = Rows(max_rows, max_tokens)
+        self.sharing = PrefixSharing(self.tables, self.rows, hold, prefix_cache)
         self.hold = hold
         self.waiting: deque[Request] = deque()
         self.by_handle: dict[int, Request] = {}
@@ -52,7 +55,18 @@ class Ledger:
         """Requests that have a row. A row that outlives its request counts nowhere."""
         return len(self.by_handle) - len(self.waiting)
 
+    def blocks_for(self, request: Request, tokens: int) -> int:
+        """Free blocks that one of the waiting takes, if it is given a row, to hold so many of
+        its tokens: all but those of others that it shares."""
+        found = self.sharing.find(request)
+        return self.tables.blocks_for(tokens) - self.sharing.num_held(found)
+
+    def to_compute(self, request: Request) -> int:
+        """Known tokens of one of the waiting that are not in the pool; at least 1."""
+        return len(request.tokens) - len(self.sharing.find(request)) * self.tables.block_size
+
     def enqueue(self, request: Request) -> None:
+        request.found = []  # was of the pool before
         self.by_handle[request.handle] = request
         self.by_id[request.request_id] = request
         self.waiting.append(request)
@@ -62,13 +76,13 @@ class Ledger:
         return self.admit(self.waiting[0], now)
 
     def admit(self, request: Request, now: float) -> int:
-        """Gives one of the waiting a row."""
+        """Gives one of the waiting a row, with what the prefix cache has of its tokens."""
         self.waiting.remove(request)
         self.num_admitted += 1
-        if request.started_at is None:
-            request.started_at = now
-            self.totals.prompt_tokens += request.prompt_len
-        return self.rows.take(request)
+        row = self.rows.take(request)
+        found = self.sharing.enter(request)
+        self._count_admission(request, found, now)
+        return row
 
     def preempt(self, row: int) -> Request:
         """Puts the row's request back at its place among the waiting, which is the head
@@ -112,15 +126,28 @@ class Ledger:
                 self.rows.drop(request.row)
         return requests
 
+    def _count_admission(self, request: Request, found: int, now: float) -> None:
+        """`found`: tokens of it in the prefix cache."""
+        if request.started_at is None:
+            request.started_at = now
+            request.cached = found
+            self.totals.prompt_tokens += request.prompt_len
+            if self.sharing.enabled:
+                self.totals.prefix_queries += request.prompt_len
+                self.totals.prefix_hits += found
+        again = max(0, request.lost - found)
+        request.recomputed += again
+        self.totals.recomputed_tokens += again
+        request.lost = 0
+
     def _count_preemption(self, row: int) -> None:
-        request, computed = self.rows.request[row], int(self.rows.computed[row])
+        request = self.rows.request[row]
         request.preemptions += 1
-        request.recomputed += computed
+        request.lost = int(self.rows.computed[row])
         self.totals.preemptions += 1
-        self.totals.recomputed_tokens += computed
 
     def vacate(self, row: int) -> Request:
         """Takes row and blocks from their request."""
-        self.tables.release(row)
+        self.sharing.leave(row)
         self.freed_rows.append(row)
         return self.rows.drop(row)

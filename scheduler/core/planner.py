@@ -14,8 +14,8 @@ from scheduler.core.worker_link import NewRow, StepPlan
 
 @dataclass(frozen=True, slots=True)
 class StepInFlight:
-    """What the engine remembers of a step until it is answered. Shapes: m sequences
-    that sample."""
+    """What the engine remembers of a step until it is answered. Shapes: s sequences, m of
+    them that sample, t tokens."""
 
     step_id: int
     num_tokens: int
@@ -24,6 +24,11 @@ class StepInFlight:
     requests: np.ndarray  # object [m]: who had the rows then
     rewrites: np.ndarray  # bool [m]: those at their limit, which sample their last token again
     all_requests: np.ndarray  # object [s]: of every sequence, to name one refused
+    # Of every sequence too, for the prefix cache.
+    all_rows: np.ndarray  # int64 [s]
+    all_generations: np.ndarray  # int64 [s]
+    context_lens: np.ndarray  # int64 [s]: tokens in the pool once it has run
+    slots: np.ndarray  # int64 [t]: where it writes, for the audit
 
 
 class Planner:
@@ -51,7 +56,7 @@ class Planner:
             step_id=self.next_step,
             incarnation=self.incarnation,
             free_rows=np.array(ledger.freed_rows, np.int32),
-            new_rows=[_new_row(rows.request[row]) for row in decision.admitted],
+            new_rows=[_new_row(ledger, row) for row in decision.admitted],
             table_rows=appended.rows,
             table_counts=appended.counts,
             table_blocks=appended.blocks,
@@ -62,12 +67,12 @@ class Planner:
             samples=samples,
         )
         rows.computed[at] = context_lens
-        return plan, self._commit(ledger, decision, samples, rewrites)
+        return plan, self._commit(ledger, decision, plan, rewrites)
 
     def _commit(
-        self, ledger: Ledger, decision: Decision, samples: np.ndarray, rewrites: np.ndarray
+        self, ledger: Ledger, decision: Decision, plan: StepPlan, rewrites: np.ndarray
     ) -> StepInFlight:
-        rows = ledger.rows
+        rows, samples = ledger.rows, plan.samples
         sampling = decision.rows[samples]
         rows.known[sampling] += ~rewrites[samples]
         ledger.freed_rows.clear()
@@ -80,16 +85,25 @@ class Planner:
             requests=rows.request[sampling],
             rewrites=rewrites[samples],
             all_requests=rows.request[decision.rows],
+            all_rows=decision.rows,
+            all_generations=rows.generation[decision.rows],
+            context_lens=rows.computed[decision.rows],
+            slots=plan.slot_mapping,
         )
 
 
-def _new_row(request: Request) -> NewRow:
+def _new_row(ledger: Ledger, row: int) -> NewRow:
+    """Its table holds what the row needs of this step already. Blocks that it shares come
+    with it, its own as table appends, like all others."""
+    request: Request = ledger.rows.request[row]
+    shared = int(ledger.rows.computed[row])
     return NewRow(
-        row=request.row,
+        row=row,
         request_id=request.request_id,
         token_ids=request.tokens,
         prompt_len=request.prompt_len,
-        block_ids=np.empty(0, np.int32),  # they come as table appends, like all others
+        block_ids=ledger.tables.table(row)[: ledger.tables.blocks_for(shared)].copy(),
+        tokens_in_pool=shared,
         temperature=request.submission.temperature,
         seed=request.seed,
         trace_parent=request.submission.trace_parent,

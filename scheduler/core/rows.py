@@ -15,6 +15,8 @@ class Rows:
     known     tokens whose value is known or is being sampled by a step in flight
     computed  tokens in the pool once every step sent has run
     accepted  tokens whose value is known: `tokens[row, :accepted]`
+    written   tokens that answered steps, or others that share them, have put into the pool for
+              good: no later step writes there. Only the prefix cache asks, and only with one
     limit     most tokens
     reserved  tokens that the row's table holds blocks for from its first step on; 0 if it
               grows as they are computed
@@ -37,6 +39,7 @@ class Rows:
         self.known = np.zeros(max_rows, np.int64)
         self.computed = np.zeros(max_rows, np.int64)
         self.accepted = np.zeros(max_rows, np.int64)
+        self.written = np.zeros(max_rows, np.int64)
         self.limit = np.zeros(max_rows, np.int64)
         self.reserved = np.zeros(max_rows, np.int64)
         self.held = np.zeros(max_rows, bool)
@@ -77,7 +80,7 @@ class Rows:
         self.order[row] = request.order
         self.prompt_len[row] = request.prompt_len
         self.known[row] = self.accepted[row] = count
-        self.computed[row] = 0
+        self.computed[row] = self.written[row] = 0
         self.limit[row] = request.limit
         self.reserved[row] = 0
         self.last_token_at[row] = request.last_token_at

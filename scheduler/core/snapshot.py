@@ -6,6 +6,7 @@ import numpy as np
 
 from scheduler.core.block_allocator import SCRATCH_BLOCK
 from scheduler.core.front_end import (
+    CACHED_BLOCK,
     FREE_BLOCK,
     SCRATCH_OWNER,
     LatencyCounts,
@@ -63,6 +64,7 @@ def _accepted(rows: Rows, live: np.ndarray) -> np.ndarray:
 def _block_owners(ledger: Ledger, live: np.ndarray) -> np.ndarray:
     """int32 [num_blocks]: see Snapshot."""
     owners = np.full(ledger.allocator.num_blocks, FREE_BLOCK, np.int32)
+    owners[ledger.allocator.cached_blocks] = CACHED_BLOCK
     owners[SCRATCH_BLOCK] = SCRATCH_OWNER
     for row in live:
         owners[ledger.tables.table(row)] = row

@@ -68,7 +68,7 @@ class StaticBatching:
         while ledger.waiting and len(admitted) < self._size(ledger):
             # The last token sampled needs no slot.
             slots = ledger.waiting[0].limit - 1
-            spare -= ledger.tables.blocks_for(slots)
+            spare -= ledger.blocks_for(ledger.waiting[0], slots)
             if spare < 0:
                 break
             row = ledger.admit_head(now)

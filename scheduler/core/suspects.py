@@ -79,21 +79,28 @@ def _is_cleared(ledger: Ledger, request: Request) -> bool:
 def _alone(ledger: Ledger, request: Request, budget: int, now: float) -> Decision:
     """The suspect's next chunk. Its first token is awaited before anything else is sent, so
     that no step of another is in flight beside it."""
-    rows, tables, row = ledger.rows, ledger.tables, request.row
+    rows, row = ledger.rows, request.row
     nothing = Decision(np.empty(0, np.int64), np.empty(0, np.int64), [])
-    if row == NO_ROW:
-        known, computed = len(request.tokens), 0
-    else:
-        known, computed = int(rows.known[row]), int(rows.computed[row])
-        if known > rows.accepted[row]:
-            return nothing
-    chunk = min(known - computed, budget)
-    held = 0 if row == NO_ROW else int(tables.num_blocks[row])
-    missing = tables.blocks_for(computed + chunk) - held
+    if row != NO_ROW and rows.known[row] > rows.accepted[row]:
+        return nothing
+    chunk, missing = _next_chunk(ledger, request, budget)
     while missing > ledger.allocator.num_free or (row == NO_ROW and not rows.num_free):
         ledger.preempt(ledger.youngest_runnable(besides=row))
+        chunk, missing = _next_chunk(ledger, request, budget)
     admitted = []
     if row == NO_ROW:
         row = ledger.admit(request, now)
         admitted.append(row)
     return Decision(np.array([row]), np.array([chunk]), admitted)
+
+
+def _next_chunk(ledger: Ledger, request: Request, budget: int) -> tuple[int, int]:
+    """How many tokens it computes next, and the free blocks that takes."""
+    rows, tables, row = ledger.rows, ledger.tables, request.row
+    if row == NO_ROW:
+        gap = ledger.to_compute(request)
+        chunk = min(gap, budget)
+        return chunk, ledger.blocks_for(request, len(request.tokens) - gap + chunk)
+    computed = int(rows.computed[row])
+    chunk = min(int(rows.known[row]) - computed, budget)
+    return chunk, tables.blocks_for(computed + chunk) - int(tables.num_blocks[row])

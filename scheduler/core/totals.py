@@ -14,6 +14,8 @@ class Totals:
     # stop string is found in it, the tokens behind the stop string count as output.
     discarded_tokens: int = 0
     preemptions: int = 0  # for want of blocks, or because the worker was lost
-    # Computed, and lost with a row that was taken away: to be computed again.
+    # Lost with a row that was taken away, and computed again.
     recomputed_tokens: int = 0
+    prefix_queries: int = 0  # prompt tokens of requests started, looked up in the prefix cache
+    prefix_hits: int = 0  # of those, the ones found there
     worker_restarts: int = 0  # incarnations after the first

@@ -119,7 +119,9 @@ def say(*pieces: str, last: pb.GenerateResponse | None = None) -> Handler:
             token_ids=[2],
             finish_reason=pb.FINISH_REASON_STOP,
             matched_token_id=2,
-            usage=pb.Usage(prompt_tokens=5, output_tokens=len(pieces) + 1, total_seconds=0.5),
+            usage=pb.Usage(
+                prompt_tokens=5, output_tokens=len(pieces) + 1, total_seconds=0.5, cached_tokens=4
+            ),
         )
         yield last or end
 

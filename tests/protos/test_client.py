@@ -37,6 +37,7 @@ USAGE = Usage(
     first_token_seconds=0,
     total_seconds=0.5,
     preemptions=0,
+    cached_tokens=4,
 )
 
 
@@ -202,7 +203,9 @@ def test_status_has_every_field_of_the_wire(server: ScriptedServer) -> None:
     assert {name: getattr(status, name) for name in plain} == {
         name: getattr(server.status, name) for name in plain
     }
-    assert [getattr(status, name) for name in names[len(plain) :]] == [(), (), None, None]
+    asked = names[len(plain) : names.index("cached_blocks")]
+    assert [getattr(status, name) for name in asked] == [(), (), None, None]
+    assert (status.cached_blocks, status.prefix_queries, status.prefix_hits) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(("usable_blocks", "room"), [(10, 64), (3, 49), (0, 0)])

@@ -149,6 +149,16 @@ def test_status_is_a_table(server: ScriptedServer) -> None:
     ]
 
 
+def test_status_tells_what_the_prefix_cache_found_once_it_was_asked(
+    server: ScriptedServer,
+) -> None:
+    server.status.prefix_queries, server.status.prefix_hits = 4321, 1000
+    server.status.cached_blocks = 3
+    done = nanoserve("status", "--address", server.address)
+    line = "prefix cache  1,000 of 4,321 prompt tokens found (23 %), 3 of the free blocks kept"
+    assert line in done.stdout.splitlines()
+
+
 def test_status_of_a_server_without_worker_is_1_and_says_why(server: ScriptedServer) -> None:
     server.status = pb.GetStatusResponse(reason="waiting for the worker", model="tiny")
     done = nanoserve("status", "--address", server.address)

@@ -44,6 +44,7 @@ def test_a_picture_tells_every_figure_in_80_columns() -> None:
         "first token  p50 50.0 ms p90 90.0 ms p99 99.0 ms mean 100 ms   last 2 s",
         "inter-token  p50 20.0 ms p90 28.0 ms p99 29.8 ms mean 20.0 ms  last 2 s",
         "requests     2 of 4 running · 7 waiting · 50 steps/s · 5 preempted",
+        "prefix cache 25 % of 2,000 prompt tokens found · 2 blocks kept  last 2 s",
         "K/V pool     ━━━━━───── 48 % held · 16 of 31 blocks free · 16 tokens each",
         "#AAAAAAAAAADDDDD▒▒··············",
         "# scratch  · free  ▒ cached  A-Z a row's                                 q quits",

@@ -10,7 +10,7 @@ import dataclasses
 import json
 
 from nanoserve.cli.connection import connect
-from nanoserve.cli.figures import duration
+from nanoserve.cli.figures import duration, share
 from nanoserve.cli.row_lines import row_lines
 from nanoserve.status import ServerStatus
 
@@ -49,6 +49,8 @@ def table(address: str, status: ServerStatus) -> str:
             ("vocabulary", f"{status.vocab_size:,} tokens"),
             ("K/V pool", _pool(status)),
         ]
+    if status.prefix_queries:
+        rows.append(("prefix cache", _prefixes(status)))
     rows += [
         ("requests", _requests(status)),
         ("steps", f"{status.steps:,} answered, {status.steps_in_flight} in flight"),
@@ -74,6 +76,14 @@ def _pool(status: ServerStatus) -> str:
     return (
         f"{status.free_blocks:,} of {status.usable_blocks:,} blocks free, "
         f"{status.block_size} tokens each ({tokens:,} tokens in all)"
+    )
+
+
+def _prefixes(status: ServerStatus) -> str:
+    return (
+        f"{status.prefix_hits:,} of {status.prefix_queries:,} prompt tokens found "
+        f"({share(status.prefix_hits, status.prefix_queries)}), {status.cached_blocks:,} of the "
+        "free blocks kept"
     )
 
 

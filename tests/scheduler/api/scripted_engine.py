@@ -122,6 +122,9 @@ class ScriptedEngine:
             recomputed_tokens=10,
             worker_restarts=11,
             loop_turned_at=self._turned_at,
+            cached_blocks=1,
+            prefix_queries=12,
+            prefix_hits=7,
         )
 
     def set_ready(self, ready: bool) -> None:
@@ -219,4 +222,5 @@ class ScriptedEngine:
             total_seconds=0.75,
             preemptions=1,
             recomputed_tokens=11,
+            cached_tokens=2,
         )

@@ -31,6 +31,7 @@ FINISHED = CallRecord(
     token_seconds=0.06666,
     preemptions=1,
     recomputed_tokens=11,
+    cached_tokens=2,
 )
 REFUSED = CallRecord("no id", "invalid", "INVALID_ARGUMENT", 0, 0, 0.001, error='why: "x"')
 HOSTILE = 'a"b\\c\n2026 INFO fake: x=1\r\x1b[31m\x00 \u2028🌶\udcff'
@@ -80,11 +81,11 @@ def test_for_people_it_is_one_line_of_names_and_values(lines):
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", time) for time in times)
     assert texts == (
         "INFO scheduler.api.call_log: request ended request_id=r1 outcome=stop status=OK "
-        "prompt_tokens=5 output_tokens=4 queue_ms=250.0 first_token_ms=500.0 token_ms=66.66 "
-        "total_ms=750.0 preemptions=1 recomputed_tokens=11",
+        "prompt_tokens=5 cached_tokens=2 output_tokens=4 queue_ms=250.0 first_token_ms=500.0 "
+        "token_ms=66.66 total_ms=750.0 preemptions=1 recomputed_tokens=11",
         'INFO scheduler.api.call_log: request ended request_id="no id" outcome=invalid '
-        "status=INVALID_ARGUMENT prompt_tokens=0 output_tokens=0 total_ms=1.0 preemptions=0 "
-        'recomputed_tokens=0 error="why: \\"x\\""',
+        "status=INVALID_ARGUMENT prompt_tokens=0 cached_tokens=0 output_tokens=0 total_ms=1.0 "
+        'preemptions=0 recomputed_tokens=0 error="why: \\"x\\""',
     )
 
 
@@ -107,6 +108,7 @@ def test_as_json_it_is_one_object_with_numbers(json_lines):
         "total_ms": 750.0,
         "preemptions": 1,
         "recomputed_tokens": 11,
+        "cached_tokens": 2,
     }
 
 

@@ -48,7 +48,7 @@ async def test_a_finished_call_has_the_engines_account_and_the_tokens_passed_on(
     assert (record.prompt_tokens, record.output_tokens) == (3, 4)
     assert (record.queue_seconds, record.first_token_seconds) == (0.25, 0.5)
     assert record.token_seconds == pytest.approx((0.75 - 0.5) / 3)
-    assert (record.preemptions, record.recomputed_tokens) == (1, 11)
+    assert (record.preemptions, record.recomputed_tokens, record.cached_tokens) == (1, 11, 2)
     assert 0 < record.total_seconds < 5
     assert (record.error, record.trace_id, record.prompt, record.output) == ("", "", None, None)
     totals = served.engine.calls

@@ -36,7 +36,7 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
 def engine() -> ScriptedEngine:
     """With a little of everything counted."""
     engine = ScriptedEngine([2])
-    engine.calls = CallTotals({"stop": 3, "queue full": 2}, {"queue full": 2}, 21, 13)
+    engine.calls = CallTotals({"stop": 3, "queue full": 2}, {"queue full": 2}, 21, 13, 8)
     statistics = engine.statistics
     statistics.requests.first_token.observe(0.05)
     statistics.requests.ended(RequestUsage(7, 4, 0.25, 0.5, 0.75, 1))
@@ -56,11 +56,15 @@ def test_gauges_and_counters_are_the_engines_status_and_the_calls_totals(engine)
         "kv_cache_usage_perc": 2046 / 2048,
         "kv_cache_blocks": 2048,
         "kv_cache_free_blocks": 2,
+        "kv_cache_cached_blocks": 1,
         "steps_in_flight": 3,
         "expected_queue_wait_seconds": 0,
         "steps_total": 4,
         "prompt_tokens_total": 21,
         "generation_tokens_total": 13,
+        "prompt_tokens_cached_total": 8,
+        "prefix_cache_queries_total": 12,
+        "prefix_cache_hits_total": 7,
         "discarded_tokens_total": 8,
         "num_preemptions_total": 9,
         "recomputed_tokens_total": 10,

@@ -62,10 +62,11 @@ async def test_what_a_late_failure_tells_of_the_queue_is_in_the_usage(smollm2, s
     stream = stream_of(smollm2, ["two"], time.monotonic() - 1.0)
     for token_id in smollm2_reference.encode("one two").ids:
         stream.push(token_id)
-    told = RequestUsage(3, 9, 0.25, 0.5, 7.0, preemptions=2, recomputed_tokens=5)
+    told = RequestUsage(3, 9, 0.25, 0.5, 7.0, preemptions=2, recomputed_tokens=5, cached_tokens=1)
     stream.end(Failure(1, FailureKind.UNAVAILABLE, "too late", usage=told))
     usage = (await stream.next()).usage
     assert (usage.queue_seconds, usage.preemptions, usage.output_tokens) == (0.25, 2, 2)
+    assert usage.cached_tokens == 1
     assert 1.0 <= usage.total_seconds < 7.0
 
 

@@ -44,6 +44,7 @@ async def test_text_streams_and_the_last_message_tells_all(serve, ids_of):
     assert last.matched_token_id == 2
     usage = last.usage
     assert (usage.prompt_tokens, usage.output_tokens, usage.preemptions) == (5, 4, 1)
+    assert usage.cached_tokens == 2
     assert (usage.queue_seconds, usage.first_token_seconds, usage.total_seconds) == (
         0.25,
         0.5,
@@ -345,6 +346,9 @@ async def test_status_tells_what_is_served_and_how_loaded_it_is(serve):
         worker_device="simulated",
         recomputed_tokens=10,
         worker_restarts=11,
+        cached_blocks=1,
+        prefix_queries=12,
+        prefix_hits=7,
     )
 
 

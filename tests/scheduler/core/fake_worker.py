@@ -13,6 +13,7 @@ import numpy as np
 from scheduler.core.worker_link import (
     Connected,
     Inbox,
+    NewRow,
     StepAnswer,
     StepPlan,
     StepTimes,
@@ -34,11 +35,13 @@ def expected_tokens(prompt: list[int], count: int, seed: int = 0) -> list[int]:
 
 
 class FakeRow:
-    def __init__(self, tokens: list[int], seed: int) -> None:
-        self.tokens = tokens
-        self.seed = seed
-        self.blocks: list[int] = []
-        self.in_pool = 0
+    def __init__(self, new: NewRow, block_size: int) -> None:
+        self.tokens = new.token_ids.tolist()
+        self.seed = new.seed
+        self.blocks: list[int] = new.block_ids.tolist()
+        self.in_pool = new.tokens_in_pool
+        assert self.in_pool < len(self.tokens)
+        assert len(self.blocks) * block_size >= self.in_pool
 
 
 class FakeWorker:
@@ -110,7 +113,7 @@ class FakeWorker:
             del self.rows[row]
         for new in plan.new_rows:
             assert new.row not in self.rows
-            self.rows[new.row] = FakeRow(new.token_ids.tolist(), new.seed)
+            self.rows[new.row] = FakeRow(new, self.info.block_size)
             self.names[new.row] = new.request_id
         start = 0
         for row, count in zip(plan.table_rows.tolist(), plan.table_counts.tolist(), strict=True):

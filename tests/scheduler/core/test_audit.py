@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from scheduler.core.audit import AuditError, check
+from scheduler.core.audit import check
+from scheduler.core.audit_error import AuditError
 from scheduler.core.front_end import FinishReason
 from scheduler.core.hold import Hold
 from scheduler.core.ledger import Ledger

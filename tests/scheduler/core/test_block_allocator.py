@@ -67,6 +67,71 @@ def test_a_pool_without_a_usable_block_is_refused() -> None:
         BlockAllocator(1)
 
 
+def cached(*kept: int) -> BlockAllocator:
+    """Of blocks 1 to 5 those that are `kept`, released together in that order; 5 is held."""
+    allocator = BlockAllocator(6)
+    blocks = allocator.allocate(5)
+    assert blocks.tolist() == [1, 2, 3, 4, 5]
+    for block in kept:
+        allocator.keep(block)
+    others = [block for block in range(1, 5) if block not in kept]
+    allocator.release(ids(*kept, *others))
+    return allocator
+
+
+def test_a_kept_block_that_nobody_holds_counts_as_free_and_is_taken_last() -> None:
+    allocator = cached(2, 3)
+    assert (allocator.num_free, allocator.num_cached) == (4, 2)
+    assert sorted(allocator.free_blocks.tolist()) == [1, 4]
+    assert sorted(allocator.allocate(2).tolist()) == [1, 4]
+    assert (allocator.num_free, allocator.num_cached) == (2, 2)
+
+
+def test_of_cached_blocks_the_one_released_longest_ago_goes_first_and_the_last_listed() -> None:
+    allocator = cached(2, 3)
+    allocator.keep(5)
+    allocator.release(ids(5))
+    evicted: list[int] = []
+    allocator.on_evict = evicted.append
+    assert allocator.cached_blocks.tolist() == [3, 2, 5]
+    assert allocator.allocate(4).tolist()[0] == 2
+    assert evicted == [3, 2]
+    assert allocator.kept.tolist() == [False] * 5 + [True]
+
+
+def test_a_cached_block_can_be_shared_and_is_then_held() -> None:
+    allocator = cached(2, 3)
+    allocator.share(ids(2, 5, 2))
+    assert allocator.references.tolist() == [0, 0, 2, 0, 0, 2]
+    assert allocator.cached_blocks.tolist() == [3]
+    with pytest.raises(ValueError, match="block 1 is free"):
+        allocator.share(ids(3, 1))
+    assert allocator.cached_blocks.tolist() == [3], "nothing was taken"
+
+
+def test_a_block_that_is_forgotten_is_free_like_any_other() -> None:
+    allocator = cached(2, 3)
+    allocator.forget(2)
+    assert allocator.cached_blocks.tolist() == [3]
+    assert 2 in allocator.free_blocks
+    allocator.keep(5)
+    allocator.forget(5)
+    allocator.release(ids(5))
+    assert 5 in allocator.free_blocks
+
+
+def test_a_touched_block_is_taken_last() -> None:
+    allocator = cached(1, 2, 3)
+    allocator.touch(3)
+    allocator.touch(4)
+    assert allocator.cached_blocks.tolist() == [2, 1, 3]
+
+
+def test_a_block_that_nobody_holds_cannot_be_kept() -> None:
+    with pytest.raises(ValueError, match="block 1 is not held"):
+        BlockAllocator(3).keep(1)
+
+
 def test_random_use_agrees_with_a_dictionary_of_counts() -> None:
     random = np.random.default_rng(0)
     allocator, counts = BlockAllocator(20), dict.fromkeys(range(1, 20), 0)

@@ -1,6 +1,12 @@
 from __future__ import annotations
 
-from scheduler.core.front_end import FREE_BLOCK, SCRATCH_OWNER, Snapshot, SnapshotRequest
+from scheduler.core.front_end import (
+    CACHED_BLOCK,
+    FREE_BLOCK,
+    SCRATCH_OWNER,
+    Snapshot,
+    SnapshotRequest,
+)
 from tests.scheduler.core.fake_worker import FakeWorker
 from tests.scheduler.core.harness import Harness
 
@@ -44,10 +50,14 @@ def test_the_block_map_names_the_row_of_each_block() -> None:
         table = harness.books.tables.table(row)
         assert sorted(table.tolist()) == (owners == row).nonzero()[0].tolist()
     assert (owners == FREE_BLOCK).sum() == harness.books.allocator.num_free
+    first = int(harness.books.tables.table(0)[0])
     harness.run()
     owners = snapshot(harness).block_owners
     assert owners is not None
-    assert owners.tolist() == [SCRATCH_OWNER] + [FREE_BLOCK] * 7
+    # The first full block of the longer request stays, the rest is free.
+    expected = [SCRATCH_OWNER] + [FREE_BLOCK] * 7
+    expected[first] = CACHED_BLOCK
+    assert owners.tolist() == expected
 
 
 def test_the_block_map_comes_only_when_asked_for() -> None:

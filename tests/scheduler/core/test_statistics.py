@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from scheduler.core.front_end import Failure, FailureKind, FinishReason
 from scheduler.core.worker_link import StepTimes
 from tests.scheduler.core.fake_worker import FakeWorker
@@ -27,9 +29,17 @@ def test_times_of_a_request_are_those_of_its_tokens() -> None:
     assert (times.prompt_tokens.sum, times.output_tokens.sum) == (5, 3)
 
 
-def test_a_preemption_shows_as_one_long_gap_and_its_tokens_as_recomputed() -> None:
-    """Two rows of 10 tokens want 3 blocks each of 5: the younger is put back once."""
-    harness = Harness(FakeWorker(num_blocks=6, block_size=4, max_rows=2), pipeline_depth=1)
+@pytest.mark.parametrize(("prefix_cache", "recomputed"), [(False, 8), (True, 0)])
+def test_a_preemption_shows_as_one_long_gap_and_what_it_computes_again_as_recomputed(
+    prefix_cache: bool, recomputed: int
+) -> None:
+    """Two rows of 10 tokens want 3 blocks each of 5: the younger is put back once, and finds
+    its two blocks again if they are kept."""
+    harness = Harness(
+        FakeWorker(num_blocks=6, block_size=4, max_rows=2),
+        pipeline_depth=1,
+        prefix_cache=prefix_cache,
+    )
     handles = [harness.submit([1, 2, 3], 8), harness.submit([4, 5, 6], 8)]
     while len(harness.front_end.ends) < 2:
         harness.now += 1.0
@@ -40,7 +50,8 @@ def test_a_preemption_shows_as_one_long_gap_and_its_tokens_as_recomputed() -> No
     usages = [harness.front_end.ends[handle].usage for handle in handles]
     assert (usages[0].preemptions, usages[0].recomputed_tokens) == (0, 0)
     assert usages[1].preemptions == statistics.totals.preemptions == 1
-    assert usages[1].recomputed_tokens == statistics.totals.recomputed_tokens == 8
+    assert usages[1].recomputed_tokens == statistics.totals.recomputed_tokens == recomputed
+    assert usages[1].cached_tokens == 0, "what it finds of its own was no hit of its prompt"
     assert statistics.requests.inter_token.count == 2 * (8 - 1)
     assert statistics.requests.inter_token.counts[-7:].sum() == 1  # the gap of over 2.5 s
     assert statistics.requests.decode.sum == statistics.requests.inter_token.sum

@@ -7,7 +7,7 @@ from scheduler.core.window import StepCost, Window
 
 def step(step_id: int, num_tokens: int = 1) -> StepInFlight:
     none = np.empty(0, np.int64)
-    return StepInFlight(step_id, num_tokens, none, none, none, none, none)
+    return StepInFlight(step_id, num_tokens, *[none] * 9)
 
 
 def learned(window: Window, num_tokens: int, seconds: float) -> Window:

@@ -42,6 +42,17 @@ class History:
     def inter_token(self) -> LatencyHistogram | None:
         return self._of_late([status.inter_token_latency for status in self._recent])
 
+    @property
+    def prefix_tokens(self) -> tuple[int, int]:
+        """Prompt tokens found in the prefix cache, and looked up: of the window."""
+        found, sought = 0, 0
+        if self._recent:
+            found, sought = self._recent[-1].prefix_hits, self._recent[-1].prefix_queries
+        if len(self._recent) > 1:
+            found -= self._recent[0].prefix_hits
+            sought -= self._recent[0].prefix_queries
+        return found, sought
+
     def add(self, status: ServerStatus) -> None:
         last = self.status
         if last is not None:

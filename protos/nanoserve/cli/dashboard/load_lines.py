@@ -9,7 +9,7 @@ from rich.text import Text
 from nanoserve.cli.dashboard.glyphs import Glyphs
 from nanoserve.cli.dashboard.history import History
 from nanoserve.cli.dashboard.size import Size
-from nanoserve.cli.figures import latency, rate
+from nanoserve.cli.figures import latency, rate, share
 from nanoserve.latency import LatencyHistogram
 from nanoserve.status import ServerStatus
 
@@ -58,12 +58,16 @@ def curve(values: Sequence[float], width: int, height: int, glyphs: Glyphs) -> l
 
 
 def latency_lines(history: History) -> list[Text]:
-    seconds = history.window_seconds
-    over = f"last {seconds:.0f} s" if seconds else "since the start"
+    over = _window(history)
     return [
         _latency_line("first token", history.first_token, over),
         _latency_line("inter-token", history.inter_token, over),
     ]
+
+
+def _window(history: History) -> str:
+    seconds = history.window_seconds
+    return f"last {seconds:.0f} s" if seconds else "since the start"
 
 
 def _latency_line(name: str, of: LatencyHistogram | None, over: str) -> Text:
@@ -88,4 +92,16 @@ def request_line(history: History, status: ServerStatus, glyphs: Glyphs) -> Text
     line.append(f"{glyphs.dot} {status.preemptions:,} preempted")
     if status.worker_restarts:
         line.append(f" {glyphs.dot} {status.worker_restarts:,} worker restarts", "yellow")
+    return line
+
+
+def prefix_line(history: History, status: ServerStatus, glyphs: Glyphs) -> Text:
+    """What the prefix cache spares."""
+    found, sought = history.prefix_tokens
+    line = labelled("prefix cache")
+    line.append(share(found, sought) if sought else "-", "bold")
+    line.append(f" of {sought:,} prompt tokens found {glyphs.dot} ")
+    line.append(f"{status.cached_blocks:,}", "bold")
+    line.append(" blocks kept")
+    line.append(f"  {_window(history)}", "bright_black")
     return line

@@ -9,7 +9,13 @@ from rich.text import Text
 
 from nanoserve.cli.dashboard.glyphs import Glyphs
 from nanoserve.cli.dashboard.history import History
-from nanoserve.cli.dashboard.load_lines import labelled, latency_lines, rate_lines, request_line
+from nanoserve.cli.dashboard.load_lines import (
+    labelled,
+    latency_lines,
+    prefix_line,
+    rate_lines,
+    request_line,
+)
 from nanoserve.cli.dashboard.pool_map import pool_map
 from nanoserve.cli.dashboard.row_table import bar, row_table
 from nanoserve.cli.dashboard.size import Size
@@ -46,6 +52,8 @@ def picture(view: View, size: Size) -> list[Text]:
     lines += rate_lines(view.history, size, glyphs)
     lines += latency_lines(view.history)
     lines.append(request_line(view.history, status, glyphs))
+    if status.prefix_queries:
+        lines.append(prefix_line(view.history, status, glyphs))
     room = None if size.height is None else size.height - len(lines)
     lines += _pool_and_rows(view, status, room, size)
     return [_cut(line, size, glyphs) for line in lines[: size.height]]
