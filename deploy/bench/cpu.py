@@ -38,7 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
         listen=None,
         simulate=False,
         worker_args=("--dtype", "bfloat16", "--threads", str(args.threads)),
-        scheduler_args=(),
+        # The same prompts come twice, and are to be computed twice.
+        scheduler_args=("--no-prefix-cache",),
         echo=False,
         stop_patience=40.0,
     )

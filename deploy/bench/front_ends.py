@@ -117,7 +117,7 @@ def _servers(
     model: Path | None, front_ends: int, step_ms: float, progress: Progress
 ) -> Iterator[Servers]:
     flags = ("--no-tokenizer",) if model is None else ()
-    quiet = ("--log-level", "warning", "--metrics-listen", "off")
+    quiet = ("--no-prefix-cache", "--log-level", "warning", "--metrics-listen", "off")
     settings = ServerSettings(
         model=model,
         listen=free_address(),

@@ -62,7 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
 @contextmanager
 def _server(progress: Progress) -> Iterator[Servers]:
     worker = ("--step-ms", str(STEP_MS), "--max-rows", str(ROWS), "--metrics-listen", "off")
-    scheduler = ("--no-tokenizer", "--max-queue-wait", str(QUEUE_WAIT), "--metrics-listen", "off")
+    wait = ("--max-queue-wait", str(QUEUE_WAIT))
+    scheduler = ("--no-tokenizer", "--no-prefix-cache", *wait, "--metrics-listen", "off")
     settings = ServerSettings(
         model=None,
         listen=None,

@@ -92,7 +92,7 @@ def _servers(step_ms: float, progress: Progress) -> Iterator[Servers]:
         listen=None,
         simulate=True,
         worker_args=("--vocab-size", str(VOCAB_SIZE), "--step-ms", str(step_ms), *METRICS),
-        scheduler_args=("--no-tokenizer", *METRICS),
+        scheduler_args=("--no-tokenizer", "--no-prefix-cache", *METRICS),
         echo=False,
         stop_patience=40.0,
     )

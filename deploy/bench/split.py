@@ -28,6 +28,9 @@ from deploy.local.servers import Servers, ServerSettings
 from deploy.local.stop_signals import Unasked
 from deploy.model.fetch import fetch
 
+# The same prompts come again and again, and are to be computed each time.
+_WHOLE_PROMPTS = "--no-prefix-cache"
+
 
 def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
@@ -67,7 +70,7 @@ def _two(folder: Path, worker_flags: tuple[str, ...], progress: Progress) -> Ite
         listen=None,
         simulate=False,
         worker_args=worker_flags,
-        scheduler_args=(),
+        scheduler_args=(_WHOLE_PROMPTS,),
         echo=False,
         stop_patience=40.0,
     )
@@ -82,7 +85,7 @@ def _one(folder: Path, worker_flags: tuple[str, ...]) -> Iterator[str]:
         address = f"unix:{socket_folder}/scheduler.sock"
         model = ("--model", str(folder))
         link = ("--listen", address, "--metrics-listen", "off")
-        flags = (*model, *worker_flags, "--", *model, *link)
+        flags = (*model, *worker_flags, "--", *model, *link, _WHOLE_PROMPTS)
         child = Child("server", [sys.executable, "-m", "deploy.bench.one_process", *flags], False)
         try:
             wait_until_ready(address, child)

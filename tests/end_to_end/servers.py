@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,6 +44,42 @@ def running(
         servers.check()
         complaints = servers.stop()
     assert complaints == []
+
+
+@contextmanager
+def supervised(
+    *,
+    model: Path | None = None,
+    simulate: bool = False,
+    worker: tuple[str, ...] = (),
+    scheduler: tuple[str, ...] = (),
+) -> Iterator[Servers]:
+    """As `make serve` runs them: a worker that ends is started again. With the audit on."""
+    settings = ServerSettings(
+        model=model,
+        listen=None,
+        simulate=simulate,
+        worker_args=("--metrics-listen", "off", *worker),
+        scheduler_args=("--no-tokenizer", "--audit", "--metrics-listen", "off", *scheduler),
+        echo=False,
+        stop_patience=20.0,
+        restart_worker=True,
+    )
+    stop = threading.Event()
+
+    def supervise(servers: Servers) -> None:
+        while not stop.wait(0.05):
+            servers.check()
+
+    with Servers(settings, Unasked()) as servers:
+        servers.wait_until_ready(READY_SECONDS, lambda _: None)
+        supervisor = threading.Thread(target=supervise, args=(servers,))
+        supervisor.start()
+        try:
+            yield servers
+        finally:
+            stop.set()
+            supervisor.join()
 
 
 def start(name: str, *flags: str) -> Child:

@@ -2,50 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 
-from deploy.local.servers import Servers, ServerSettings
-from deploy.local.stop_signals import Unasked
 from nanoserve import Client, NanoserveError
-from tests.end_to_end.servers import READY_SECONDS
+from tests.end_to_end.servers import supervised
 from worker.simulated_tokens import expected_tokens
 
 VOCAB = 1000
 POISON = 999
-
-
-@contextmanager
-def supervised(*worker: str) -> Iterator[Servers]:
-    """As `make serve` runs them: a worker that ends is started again."""
-    settings = ServerSettings(
-        model=None,
-        listen=None,
-        simulate=True,
-        worker_args=("--vocab-size", str(VOCAB), "--metrics-listen", "off", *worker),
-        scheduler_args=("--no-tokenizer", "--audit", "--metrics-listen", "off"),
-        echo=False,
-        stop_patience=20.0,
-        restart_worker=True,
-    )
-    stop = threading.Event()
-
-    def supervise(servers: Servers) -> None:
-        while not stop.wait(0.05):
-            servers.check()
-
-    with Servers(settings, Unasked()) as servers:
-        servers.wait_until_ready(READY_SECONDS, lambda _: None)
-        supervisor = threading.Thread(target=supervise, args=(servers,))
-        supervisor.start()
-        try:
-            yield servers
-        finally:
-            stop.set()
-            supervisor.join()
 
 
 @pytest.mark.parametrize(
@@ -54,9 +18,10 @@ def supervised(*worker: str) -> Iterator[Servers]:
 def test_a_poisonous_request_fails_alone_and_the_others_get_their_tokens(
     fault: tuple[str, ...],
 ) -> None:
-    avoid = ("--avoid-tokens", str(POISON))  # nobody else's output may turn poisonous
+    # Nobody else's output may turn poisonous.
+    worker = ("--vocab-size", str(VOCAB), "--avoid-tokens", str(POISON), "--step-ms", "5")
     with (
-        supervised(*avoid, "--step-ms", "5", *fault, str(POISON)) as servers,
+        supervised(simulate=True, worker=(*worker, *fault, str(POISON))) as servers,
         Client(servers.address) as client,
     ):
         prompts = [[i, 7, i] for i in range(6)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from deploy.bench.batching.loads import Asked, Mix, run_burst, seven_behind_one
 from deploy.bench.batching.policies import ROWS, Bill, Policy, bill
 from deploy.bench.batching.recording import Recording
-from deploy.bench.batching.servers import RecordedWorker
+from deploy.bench.batching.servers import SCHEDULER, RecordedWorker
 from deploy.bench.batching.throughput import BatchRate
 from deploy.bench.ready import free_address
 
@@ -67,7 +67,7 @@ class Measurements:
         sizes = self._sizes
         most = max(sizes.batches)
         blocks = most * -(-(sizes.prompt + sizes.output) // BLOCK)
-        flags = ("--no-tokenizer", "--frontends", str(sizes.frontends))
+        flags = (*SCHEDULER, "--frontends", str(sizes.frontends))
         listen = free_address() if sizes.frontends else None
         with (
             self._worker(most, blocks) as worker,
@@ -104,7 +104,7 @@ class Measurements:
 
     def _warm_up(self, worker: RecordedWorker) -> None:
         recordings: list[Recording] = []
-        with worker.recorded_scheduler(("--no-tokenizer",), recordings) as address:
+        with worker.recorded_scheduler(SCHEDULER, recordings) as address:
             run_burst(address, ROWS, 16, 4, 0)
 
     def _bill(

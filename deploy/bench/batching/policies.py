@@ -12,7 +12,7 @@ import numpy as np
 from deploy.bench.batching.history import Occupancy, Work, work_of
 from deploy.bench.batching.loads import Asked, late, run_asked
 from deploy.bench.batching.recording import Recording
-from deploy.bench.batching.servers import RecordedWorker
+from deploy.bench.batching.servers import SCHEDULER, RecordedWorker
 from deploy.loadtest.timeline import Run, Timeline
 
 ROWS = 8
@@ -132,7 +132,7 @@ def bill(
 ) -> Bill:
     """Runs the load, the `number`th time. Raises RuntimeError if a request or a server fails."""
     recordings: list[Recording] = []
-    with worker.recorded_scheduler(("--no-tokenizer", *policy.flags(wait)), recordings) as address:
+    with worker.recorded_scheduler((*SCHEDULER, *policy.flags(wait)), recordings) as address:
         run = run_asked(address, asked, seed=number)
     (recording,) = recordings
     works = work_of(recording, _output_lens(run))

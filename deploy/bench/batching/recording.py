@@ -1,4 +1,4 @@
-"""Every step that a scheduler sent, with its times, in a file."""
+"""Every step that a scheduler without prefix cache sent, with its times, in a file."""
 
 from __future__ import annotations
 

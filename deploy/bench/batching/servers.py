@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from deploy.bench.batching.recording import Recording
 from deploy.bench.worker_process import WorkerProcess
 
+# Loads come more than once, and every prompt is to be computed each time.
+SCHEDULER = ("--no-tokenizer", "--no-prefix-cache")
+
 
 class RecordedWorker(WorkerProcess):
     """A worker whose schedulers record."""

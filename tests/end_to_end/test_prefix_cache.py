@@ -1,0 +1,155 @@
+"""Requests that begin alike share K/V, through real processes, and nobody's tokens change."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nanoserve import AsyncClient, ServerStatus
+from tests.end_to_end.servers import running, supervised
+from tests.tiny_llama import tiny_llama
+from worker.simulated_tokens import expected_tokens
+
+VOCAB = 256
+REQUESTS = 1000
+
+
+@dataclass(frozen=True)
+class Work:
+    prompt: tuple[int, ...]
+    max_tokens: int
+    temperature: float
+    seed: int
+    leave_after: int | None = None  # tokens
+
+    def expected(self) -> list[int]:
+        """Of the simulated worker."""
+        how = {"temperature": self.temperature, "seed": self.seed}
+        return expected_tokens(self.prompt, self.max_tokens, VOCAB, **how)
+
+
+@dataclass(frozen=True)
+class Answer:
+    tokens: tuple[int, ...]
+    cached: int | None  # None: its client left
+
+
+def family(rng: random.Random, count: int, longest: int, output: int, leave: float) -> list[Work]:
+    """Prompts that go on from four beginnings, each other's beginnings and outputs."""
+    stems = [[rng.randrange(VOCAB) for _ in range(longest)] for _ in range(4)]
+    works = []
+    for _ in range(count):
+        prompt = rng.choice(stems)[: rng.randint(1, longest)]
+        prompt += [rng.randrange(VOCAB) for _ in range(rng.randint(0, 6))]
+        most = rng.randint(1, output)
+        work = Work(
+            prompt=tuple(prompt),
+            max_tokens=most,
+            temperature=rng.choice([0.0, 0.0, 0.8]),
+            seed=rng.randrange(2**62),
+            leave_after=rng.randint(1, most) if rng.random() < leave else None,
+        )
+        works.append(work)
+        stems.append(prompt + work.expected())
+    return works
+
+
+async def one(client: AsyncClient, work: Work, delay: float = 0.0) -> Answer:
+    await asyncio.sleep(delay)
+    tokens: list[int] = []
+    async with client.generate(
+        token_ids=work.prompt,
+        max_tokens=work.max_tokens,
+        temperature=work.temperature,
+        seed=work.seed,
+        ignore_eos=True,
+    ) as generation:
+        async for chunk in generation:
+            tokens.extend(chunk.token_ids)
+            if chunk.usage is not None:
+                return Answer(tuple(tokens), chunk.usage.cached_tokens)
+            if work.leave_after is not None and len(tokens) >= work.leave_after:
+                break
+    return Answer(tuple(tokens), None)
+
+
+async def at_random(address: str, works: Sequence[Work], spread: float) -> list[Answer]:
+    rng = random.Random(len(works))
+    async with AsyncClient(address) as client:
+        return await asyncio.gather(*(one(client, w, rng.uniform(0, spread)) for w in works))
+
+
+async def idle_status(address: str) -> ServerStatus:
+    async with AsyncClient(address) as client:
+        for _ in range(200):
+            status = await client.status()
+            if not status.running_requests + status.waiting_requests:
+                return status
+            await asyncio.sleep(0.05)
+    raise AssertionError("requests are left")
+
+
+def test_1000_requests_that_share_get_their_own_tokens_and_every_hit_is_told() -> None:
+    worker = ("--vocab-size", str(VOCAB), "--max-model-len", "128", "--num-blocks", "160")
+    small = ("--block-size", "4", "--max-rows", "48", "--max-step-tokens", "256", "--step-ms", "1")
+    stay = family(random.Random(1), REQUESTS // 2, 60, 20, leave=0)
+    some_leave = family(random.Random(2), REQUESTS // 2, 60, 30, leave=0.3)
+    with running(simulate=True, worker=(*worker, *small)) as servers:
+        told = asyncio.run(at_random(servers.address, stay, 1.0))
+        status = asyncio.run(idle_status(servers.address))
+        cached = [answer.cached or 0 for answer in told]
+        assert sum(cached) == status.prefix_hits
+        assert sum(len(work.prompt) for work in stay) == status.prefix_queries
+        assert status.prefix_hits > status.prefix_queries / 4
+        for work, found in zip(stay, cached, strict=True):
+            assert found % 4 == 0
+            assert found < len(work.prompt)
+        told += asyncio.run(at_random(servers.address, some_leave, 1.0))
+        status = asyncio.run(idle_status(servers.address))
+    for work, answer in zip([*stay, *some_leave], told, strict=True):
+        expected, made = tuple(work.expected()), len(answer.tokens)
+        assert answer.tokens == expected[:made]
+        assert made == len(expected) or (answer.cached is None and work.leave_after is not None)
+    assert status.preemptions > 0
+    assert status.free_blocks == status.usable_blocks == 159
+    assert status.cached_blocks > 100
+
+
+def test_a_tiny_llamas_tokens_are_the_same_with_and_without_and_when_its_worker_dies(
+    tmp_path: Path,
+) -> None:
+    """Exact in float32 on the CPU."""
+    model = tiny_llama(tmp_path)
+    works = family(random.Random(3), 20, 40, 20, leave=0)
+    worker = ("--block-size", "4", "--threads", "1", "--num-blocks", "70")
+    whole = ("--no-tokenizer", "--no-prefix-cache")
+    with running(model=model, worker=worker, scheduler=whole) as servers:
+        expected = asyncio.run(at_random(servers.address, works, 0.0))
+        status = asyncio.run(idle_status(servers.address))
+    assert {answer.cached for answer in expected} == {0}
+    assert (status.prefix_queries, status.cached_blocks) == (0, 0)
+
+    async def with_a_death(address: str, pid: int) -> list[Answer]:
+        async with AsyncClient(address) as client:
+            calls = [asyncio.create_task(one(client, work)) for work in works]
+            before = (await client.status()).output_tokens
+            while (await client.status()).output_tokens < before + 50:
+                await asyncio.sleep(0.01)
+            os.kill(pid, signal.SIGKILL)
+            return await asyncio.gather(*calls)
+
+    chunks = ("--pipeline-depth", "3", "--max-step-tokens", "24")
+    with supervised(model=model, worker=worker, scheduler=chunks) as servers:
+        answers = asyncio.run(at_random(servers.address, works, 0.2))
+        assert [a.tokens for a in answers] == [e.tokens for e in expected]
+        answers = asyncio.run(with_a_death(servers.address, servers.child("worker").pid))
+        status = asyncio.run(idle_status(servers.address))
+    assert [a.tokens for a in answers] == [e.tokens for e in expected]
+    assert status.worker_restarts == 1
+    assert status.preemptions > 0
+    assert status.prefix_hits > 200
