@@ -71,6 +71,7 @@ def _request_row(timeline: Timeline, limits: Limits) -> dict[str, Any]:
         "longest_gap": float(measures.gaps.max()) if measures.gaps.size else None,
         "end_to_end": measures.end_to_end,
         "prompt_tokens": timeline.prompt_tokens,
+        "cached_tokens": timeline.cached_tokens,
         "output_tokens": measures.tokens,
         "output_tokens_of_usage": timeline.output_tokens,
         "within_limits": limits.met_by(measures) if limits and judged else None,

@@ -97,6 +97,7 @@ class GrpcExchange:
         if response.finish_reason:
             record.finished = True
             record.prompt_tokens = response.usage.prompt_tokens
+            record.cached_tokens = response.usage.cached_tokens
             record.output_tokens = response.usage.output_tokens
         elif record.has_enough:
             self._connection.cancel(self)

@@ -22,6 +22,7 @@ class Chunk(NamedTuple):
     finished: bool  # it has a finish reason
     prompt_tokens: int | None
     output_tokens: int | None
+    cached_tokens: int | None = None  # of the prompt
 
 
 def read_chunk(data: str) -> Chunk:
@@ -40,6 +41,7 @@ def read_chunk(data: str) -> Chunk:
             choice.get("finish_reason") is not None,
             usage.get("prompt_tokens"),
             usage.get("completion_tokens"),
+            (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
         )
     except (ValueError, AttributeError, LookupError, TypeError):
         raise Failed(PROTOCOL, f"not a chunk: {data:.200}") from None

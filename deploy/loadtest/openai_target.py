@@ -150,6 +150,7 @@ class SseExchange:
             record.answer.append(chunk.text)
         if chunk.output_tokens is not None:
             record.prompt_tokens = chunk.prompt_tokens or record.prompt_tokens
+            record.cached_tokens = chunk.cached_tokens
             record.output_tokens = chunk.output_tokens
 
     def _check_finished(self, what: str) -> None:

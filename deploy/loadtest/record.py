@@ -16,6 +16,7 @@ class Record:
 
     __slots__ = (
         "answer",
+        "cached_tokens",
         "cancelled",
         "detail",
         "ended",
@@ -47,6 +48,7 @@ class Record:
         self.tokens = 0
         self.answer: list[int] | list[str] | None = None  # kept for a conversation's next turn
         self.prompt_tokens = 0
+        self.cached_tokens: int | None = None
         self.output_tokens: int | None = None
         self.finished = False  # the server said so
         self.ended: float | None = None
@@ -95,6 +97,7 @@ class Record:
             status=self.status,
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,
+            cached_tokens=self.cached_tokens,
             cancelled=self.cancelled,
             slow_reader=self.request.is_slow,
             warm_up=self.planned < measured_from,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from deploy.loadtest.cached import CachedPrompts
 from deploy.loadtest.figures import Figures
 from deploy.loadtest.goodput import Limits
 from deploy.loadtest.lag import Lag
@@ -33,6 +34,7 @@ class Summary:
     unknown_prompts: int  # requests whose prompt tokens nobody counted
     lag: Lag
     usage: UsageCheck
+    cached: CachedPrompts
     server: ServerLoad | None
     whole: Figures
     stages: tuple[tuple[Stage, Figures], ...]  # of a ramp, by rising rate; else none
@@ -56,6 +58,7 @@ class Summary:
             ),
             lag=Lag.of(run, requests),
             usage=UsageCheck.of(counted),
+            cached=CachedPrompts.of(counted),
             server=ServerLoad.of(run),
             whole=Figures.of(counted, traffic, run.stages, limits),
             stages=_stages(run, requests, limits),

@@ -116,6 +116,12 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         "tokens",
         f"{number(rates.output_tokens)} output tokens/s, {number(rates.total_tokens)} with prompts",
     )
+    if (cached := summary.cached).requests:
+        yield (
+            "prefix cache",
+            f"{cached.cached_tokens:,} of {cached.prompt_tokens:,} prompt tokens found "
+            f"({percent(cached.share)})",
+        )
     if goodput := figures.goodput:
         yield (
             "goodput",

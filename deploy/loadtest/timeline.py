@@ -47,6 +47,7 @@ class Timeline:
     request_id: str = ""
     detail: str = ""  # the failure's message
     to_cancel: bool = False  # the plan says to cancel it, however it ended
+    cached_tokens: int | None = None  # of the prompt, not computed, as the server's usage says
 
     @property
     def left_alone(self) -> bool:

@@ -11,76 +11,97 @@ from scheduler.core.ledger import Ledger
 from scheduler.core.prefix_cache import Prefix
 from scheduler.core.window import Window
 
+# What has to be looked at one by one: so many at a time, those of a larger pool or table in
+# turn, so that an audit of a large one costs little more than that of a small one.
+BLOCKS_AT_A_TIME = 256
+BLOCKS_OF_A_ROW = 16
+
 
 def check_prefixes(ledger: Ledger, window: Window) -> None:
     """Raises AuditError at the first rule that does not hold. Of no use before the free list
     and the references are known to be right."""
-    prefixes = list(_below(ledger.sharing.cache.root))
-    _check_known(ledger, prefixes)
-    _check_holders(ledger, prefixes)
+    _check_known(ledger)
+    _check_holders(ledger)
     _check_order(ledger)
     _check_chains(ledger)
     _check_published(ledger)
     _check_writes(ledger, window)
 
 
-def _below(prefix: Prefix) -> Iterator[Prefix]:
-    waiting = list(prefix.children.values())
-    while waiting:
-        yield (prefix := waiting.pop())
-        waiting += prefix.children.values()
+def _in_turn(ledger: Ledger, count: int, most: int) -> np.ndarray:
+    """`most` of the indices below `count`, others after each step."""
+    start = ledger.totals.steps * most if count > most else 0
+    return np.arange(start, start + min(count, most)) % max(1, count)
 
 
-def _check_known(ledger: Ledger, prefixes: list[Prefix]) -> None:
-    rule = "a kept block is that of one known prefix"
+def _some(ledger: Ledger) -> Iterator[Prefix]:
     by_block = ledger.sharing.cache.by_block
-    for prefix in prefixes:
-        if by_block[prefix.block] is not prefix:
-            fail(rule, f"block {prefix.block} is another's")
-    known = sorted(prefix.block for prefix in prefixes)
-    kept = np.flatnonzero(ledger.allocator.kept).tolist()
-    if known != kept or known != [block for block, prefix in enumerate(by_block) if prefix]:
-        fail(rule, f"blocks {kept} are kept, those of the prefixes are {known}")
+    for block in _in_turn(ledger, len(by_block), BLOCKS_AT_A_TIME).tolist():
+        if (prefix := by_block[block]) is not None:
+            yield prefix
 
 
-def _check_holders(ledger: Ledger, prefixes: list[Prefix]) -> None:
-    rule = "whoever holds a prefix's block holds those before it"
-    references = ledger.allocator.references
-    for prefix in prefixes:
-        before = prefix.parent
-        if before is None or before is ledger.sharing.cache.root:
+def _check_known(ledger: Ledger) -> None:
+    rule = "a kept block is that of one known prefix"
+    cache, kept = ledger.sharing.cache, ledger.allocator.kept
+    for block in _in_turn(ledger, len(cache.by_block), BLOCKS_AT_A_TIME).tolist():
+        prefix = cache.by_block[block]
+        if (prefix is not None) is not bool(kept[block]):
+            fail(rule, f"block {block} is kept: {bool(kept[block])}, known: {prefix is not None}")
+        if prefix is None:
             continue
-        if references[prefix.block] > references[before.block]:
+        before = prefix.parent
+        if prefix.block != block or before is None or before.children.get(prefix.tokens) != prefix:
+            fail(rule, f"the prefix of block {block} cannot be found")
+        _check_children(rule, ledger, prefix)
+    _check_children(rule, ledger, cache.root)
+
+
+def _check_children(rule: str, ledger: Ledger, prefix: Prefix) -> None:
+    by_block = ledger.sharing.cache.by_block
+    for child in prefix.children.values():
+        if by_block[child.block] is not child or child.parent is not prefix:
+            fail(rule, f"block {child.block} is another's, or behind another")
+
+
+def _check_holders(ledger: Ledger) -> None:
+    rule = "whoever holds a prefix's block holds those before it"
+    references, root = ledger.allocator.references, ledger.sharing.cache.root
+    for prefix in _some(ledger):
+        before = prefix.parent
+        if before not in (None, root) and references[prefix.block] > references[before.block]:
             fail(rule, f"block {prefix.block} has more holders than {before.block} before it")
 
 
 def _check_order(ledger: Ledger) -> None:
     rule = "a cached block is taken before those that its prefix begins with"
-    later = set(cached := ledger.allocator.cached_blocks.tolist())
-    for block in cached:
-        later.remove(block)
-        prefix = ledger.sharing.cache.by_block[block]
-        if prefix is None or any(child.block in later for child in prefix.children.values()):
-            fail(rule, f"block {block} has one behind it that is taken later")
+    cached = ledger.allocator.cached_blocks
+    place = np.full(ledger.allocator.num_blocks, len(cached))  # of others: after all of them
+    place[cached] = np.arange(len(cached))
+    for prefix in _some(ledger):
+        late = [c.block for c in prefix.children.values() if place[c.block] > place[prefix.block]]
+        if late:
+            fail(rule, f"block {prefix.block} goes before {late}, which begin with it")
 
 
 def _check_chains(ledger: Ledger) -> None:
     rule = "a row shares what has its own tokens, and only that"
     sharing, tables, size = ledger.sharing, ledger.tables, ledger.tables.block_size
-    by_block = sharing.cache.by_block
+    by_block, allocator = sharing.cache.by_block, ledger.allocator
     for row in np.flatnonzero(ledger.rows.live).tolist():
-        table, count = tables.table(row).tolist(), int(sharing.published[row])
-        before: Prefix | None = sharing.cache.root
-        for index, block in enumerate(table[:count]):
-            prefix = by_block[block]
+        table, count = tables.table(row), int(sharing.published[row])
+        for index in _in_turn(ledger, count, BLOCKS_OF_A_ROW).tolist():
+            prefix = by_block[table[index]]
+            if prefix is None:
+                continue  # it was withdrawn, and so were those behind it
+            before = by_block[table[index - 1]] if index else sharing.cache.root
             tokens = ledger.rows.tokens[row, index * size : (index + 1) * size].tobytes()
-            # After one that was withdrawn there is none.
-            if prefix and (prefix.parent is not before or prefix.tokens != tokens):
-                fail(rule, f"block {block} of row {row} has other tokens than its place {index}")
-            before = prefix
-        others = [b for b in table[count:] if by_block[b] or ledger.allocator.references[b] > 1]
-        if others:
-            fail(rule, f"row {row} may still write to blocks {others}, which others know")
+            if prefix.parent is not before or prefix.tokens != tokens:
+                fail(rule, f"block {table[index]} of row {row} has other tokens than its own")
+        own = table[count:]
+        wrong = own[allocator.kept[own] | (allocator.references[own] > 1)]
+        if len(wrong):
+            fail(rule, f"row {row} may still write to blocks {wrong.tolist()}, which others know")
 
 
 def _check_published(ledger: Ledger) -> None:

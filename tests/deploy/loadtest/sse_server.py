@@ -34,7 +34,11 @@ class Reply:
 
     async def end(self, prompt_tokens: int, output_tokens: int) -> None:
         await self.event({"choices": [{"index": 0, "text": "", "finish_reason": "length"}]})
-        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": output_tokens}
+        usage: dict[str, object] = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": output_tokens,
+            "prompt_tokens_details": {"cached_tokens": prompt_tokens - 1},
+        }
         await self.event({"choices": [], "usage": usage})
         await self.event("[DONE]")
 

@@ -37,7 +37,8 @@ def a_plan(address: str, **others: Any) -> LoadPlan:
 
 
 def end(request: pb.GenerateRequest, tokens: int) -> pb.GenerateResponse:
-    usage = pb.Usage(prompt_tokens=len(request.token_ids.ids) or 5, output_tokens=tokens)
+    prompt = len(request.token_ids.ids) or 5
+    usage = pb.Usage(prompt_tokens=prompt, output_tokens=tokens, cached_tokens=prompt - 1)
     reason = pb.FINISH_REASON_LENGTH
     return pb.GenerateResponse(finish_reason=reason, usage=usage)
 
@@ -61,6 +62,7 @@ async def test_ids_text_and_usage_of_every_message_are_recorded() -> None:
         assert timeline.token_counts.tolist() == [1, 1, 2, 0]
         assert timeline.has_text.tolist() == [False, True, True, False]
         assert (timeline.prompt_tokens, timeline.output_tokens) == (3, 4)
+        assert timeline.cached_tokens == 2
         assert timeline.planned == 0
         assert timeline.sent is not None
         assert 0 <= timeline.sent <= timeline.times[0]

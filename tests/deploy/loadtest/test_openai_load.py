@@ -39,6 +39,7 @@ async def test_messages_are_counted_and_usage_read() -> None:
         assert timeline.token_counts.tolist() == [1, 1, 1, 1, 0, 0]
         assert timeline.has_text.tolist() == [True] * 4 + [False] * 2
         assert (timeline.prompt_tokens, timeline.output_tokens) == (3, 4)
+        assert timeline.cached_tokens == 2
 
 
 async def test_ids_are_counted_where_the_server_gives_them() -> None:

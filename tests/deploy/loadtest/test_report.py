@@ -45,7 +45,7 @@ def a_run(lag: float = 1.0, ramp: bool = False, **values: object) -> Run:
         timeline(
             (planned + 100, 2), (planned + 140, 2), planned=planned, sent=planned + lag,
             end=planned + 141, index=i, stage=last * (planned >= 2000),
-            output_tokens=4, group="ab"[i % 2],
+            output_tokens=4, cached_tokens=3 * (i % 2), group="ab"[i % 2],
         )
         for i, planned in enumerate((1000, 1500, 2000, 2500))
     ]  # fmt: skip
@@ -121,6 +121,7 @@ def test_the_terminal_report_has_every_figure_with_its_n() -> None:
     assert "failures UNAVAILABLE: 1" in text
     assert "2.00 requests/s (3.00 offered) in a window of 2 s" in text
     assert "8.00 output tokens/s, 28.00 with prompts" in text
+    assert "prefix cache 6 of 40 prompt tokens found (15.0 %)" in text
     assert "66.7 % (4 of 6), 2.00 requests/s, within ttft <= 150 ms" in text
     assert "running 3.00 (max 3), waiting 1.00 (max 1), pool 50.0 % used (max 50.0 %)" in text
     assert "Left out: 1 warm-up request." in text

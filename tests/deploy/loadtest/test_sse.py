@@ -58,6 +58,17 @@ def completion(**choice: Any) -> dict[str, Any]:
             {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 9}},
             Chunk(0, "", False, 3, 9),
         ),
+        (
+            {
+                "choices": [],
+                "usage": {
+                    "prompt_tokens": 30,
+                    "completion_tokens": 9,
+                    "prompt_tokens_details": {"cached_tokens": 16},
+                },
+            },
+            Chunk(0, "", False, 30, 9, 16),
+        ),
     ],
 )
 def test_tokens_are_ids_else_logprobs_else_one_for_a_text(chunk: Any, expected: Chunk) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from deploy.loadtest.cached import CachedPrompts
 from deploy.loadtest.goodput import Limits
 from deploy.loadtest.percentiles import Distribution
 from deploy.loadtest.summary import Summary
@@ -213,6 +214,18 @@ def test_ids_are_held_against_the_usage_that_the_server_told() -> None:
     )
     usage = summary.usage
     assert (usage.checked, usage.untold, usage.wrong, usage.first_wrong) == (2, 1, 1, ("r1",))
+
+
+def test_cached_prompt_tokens_are_those_of_requests_that_ended_well_and_told_it() -> None:
+    summary = summary_of(
+        served(0, cached_tokens=8),
+        served(1, cached_tokens=0),
+        served(2),
+        timeline((1200, 1), end=1300, status="INTERNAL", cached_tokens=9),
+    )
+    assert summary.cached == CachedPrompts(2, prompt_tokens=20, cached_tokens=8, share=0.4)
+    assert summary.to_json()["cached"]["share"] == 0.4
+    assert summary_of(served(0)).cached == CachedPrompts(0, 0, 0, None)
 
 
 def test_the_servers_load_is_taken_from_samples_within_the_window() -> None:

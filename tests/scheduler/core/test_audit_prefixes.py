@@ -9,6 +9,7 @@ import pytest
 
 from scheduler.core.audit import check
 from scheduler.core.audit_error import AuditError
+from scheduler.core.audit_prefixes import BLOCKS_AT_A_TIME, _check_known
 from scheduler.core.ledger import Ledger
 from scheduler.core.prefix_cache import Prefix
 from scheduler.core.window import Window
@@ -102,7 +103,10 @@ def a_published_token_changes(ledger: Ledger, window: Window) -> None:
 
 
 def a_prefix_claims_other_tokens(ledger: Ledger, window: Window) -> None:
-    prefix_of(ledger, 0, 0).tokens = np.array([1, 1, 1, 1], np.int32).tobytes()
+    prefix = prefix_of(ledger, 0, 0)
+    ledger.sharing.cache._cut(prefix)
+    prefix.tokens = np.array([1, 1, 1, 1], np.int32).tobytes()
+    ledger.sharing.cache.root.children[prefix.tokens] = prefix
 
 
 def a_row_shares_the_end_without_the_beginning(ledger: Ledger, window: Window) -> None:
@@ -174,6 +178,23 @@ RULES = {
 
 def test_books_in_order_pass() -> None:
     check(*sharing())
+
+
+def test_of_a_large_pool_every_block_has_its_turn() -> None:
+    ledger, _window = sharing()
+    cache, allocator = ledger.sharing.cache, ledger.allocator
+    spare = 1000 - allocator.num_blocks
+    cache.by_block += [None] * spare
+    allocator.kept = np.append(allocator.kept, np.zeros(spare, bool))
+    allocator.kept[900] = True
+    caught = 0
+    for _ in range(16):
+        ledger.totals.steps += 1
+        try:
+            _check_known(ledger)
+        except AuditError:
+            caught += 1
+    assert caught == 16 * BLOCKS_AT_A_TIME // 1000
 
 
 @pytest.mark.parametrize(
