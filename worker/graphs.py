@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -54,6 +55,16 @@ class StepGraphs:
             time.monotonic() - start, taken / 2**30,
         )  # fmt: skip
 
+    def launch_once(self) -> None:
+        """What `capture` captures, kernel by kernel."""
+
+        def run(step: Callable[[], object]) -> object:
+            with torch.inference_mode():
+                return step()
+
+        self.mixed.capture(run, self.mixed.token_sizes, self.mixed.draw_sizes)
+        self.decodes.capture(run, self.decodes.sizes)
+
     def capture_largest(self) -> int:
         """Captures the largest graph of each kind; returns the most of any kind that there are."""
         capture = GraphCapture(self._device)
@@ -68,13 +79,23 @@ def graph_bytes(model: Llama, geometry: Geometry) -> int:
     device = model.device
     torch.cuda.empty_cache()
     free, reserved = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_reserved(device)
-    rows = Rows(geometry, device, model.ops)
-    landing = torch.empty(LANDING_BYTES, dtype=torch.uint8, device=device)
-    graphs = StepGraphs(model, scratch_pool(model, geometry.block_size), rows, landing, geometry)
+    graphs = _on_scratch(model, geometry)
     count = graphs.capture_largest()
     torch.cuda.empty_cache()
     shared = torch.cuda.memory_reserved(device) - reserved
     upkeep = max(0, free - torch.cuda.mem_get_info(device)[0] - shared)
-    del graphs, rows, landing
+    del graphs
     torch.cuda.empty_cache()
     return shared + upkeep * count
+
+
+def launch_once(model: Llama, geometry: Geometry) -> None:
+    """All kernels that the graphs of a worker will have."""
+    _on_scratch(model, geometry).launch_once()
+
+
+def _on_scratch(model: Llama, geometry: Geometry) -> StepGraphs:
+    """With rows of its own, and a pool of the scratch block alone."""
+    rows = Rows(geometry, model.device, model.ops)
+    landing = torch.empty(LANDING_BYTES, dtype=torch.uint8, device=model.device)
+    return StepGraphs(model, scratch_pool(model, geometry.block_size), rows, landing, geometry)

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -131,6 +132,7 @@ def limit_spinning() -> None:
 
 def _torch_runner(flags: argparse.Namespace) -> Executor:
     limit_spinning()
+    began = time.monotonic()
     import torch
 
     from kernels import check_supported, ops
@@ -142,6 +144,7 @@ def _torch_runner(flags: argparse.Namespace) -> Executor:
     from worker.model.loader import load_weights
     from worker.runner import TorchRunner
 
+    log.info("torch loaded in %.1f s", time.monotonic() - began)
     if flags.threads is not None:
         if flags.threads < 1:
             raise ValueError(f"threads is {flags.threads}, must be at least 1")
@@ -167,6 +170,10 @@ def _torch_runner(flags: argparse.Namespace) -> Executor:
         bytes_per_block=bytes_per_block(config, flags.block_size, dtype),
     )
     cuda_graphs = device == "cuda" and not flags.no_cuda_graphs
+    if table.face == "triton":
+        from worker.kernels_ahead import compile_kernels
+
+        compile_kernels(model, geometry, cuda_graphs)
     pool = _pool(flags, model, geometry, cuda_graphs)
     geometry = replace(geometry, num_blocks=pool.num_blocks)
     if device == "cpu":
