@@ -57,19 +57,22 @@ class ModelRows:
     def decode(self, address: str, streams: Sequence[int], repeated: int = 1) -> Iterator[Row]:
         """Milliseconds of a token of each: (T(output) - T(1)) / (output - 1). `repeated`: decodes
         in one step, as the scheduler was told."""
-        mark, text = (f" k{repeated}", f", k = {repeated}") if repeated > 1 else ("", "")
+        text = f", k = {repeated}" if repeated > 1 else ""
         for number in streams:
             self.show(f"{self.shape}: decode, batch {number}")
             steps, gaps = self.steps(address, number)
             context = self.sizes.prompt + self.sizes.output / 2
             yield Row(
-                f"{self.shape} decode {number}{mark}",
+                self.decode_key(number, repeated),
                 f"{self.shape.upper()} decode step, batch {number}{text}",
                 "ms",
                 tuple(1e3 * step for step in steps),
                 1e3 * decode_floor(self.rates, self.size, number, context),
                 1e3 * float(np.percentile(gaps, 99)),
             )
+
+    def decode_key(self, streams: int, repeated: int = 1) -> str:
+        return f"{self.shape} decode {streams}" + (f" k{repeated}" if repeated > 1 else "")
 
     def steps(self, address: str, streams: int) -> tuple[list[float], np.ndarray]:
         """Seconds of a step in each repetition, and before each token of all."""

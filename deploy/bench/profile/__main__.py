@@ -75,7 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     about = machine()
     subtitle = f"{args.random or model.name}, prompt {args.prompt}, --frontends {args.frontends}; "
-    subtitle += f"{about['processor']}, commit {about['commit']}, {about['date']}"
+    where = (about["processor"], f"commit {about['commit'] or 'unknown'}", about["date"])
+    subtitle += ", ".join(map(str, where))
     for account in accounts:
         print(account.describe())
         picture = args.out / f"batch-{account.streams}.png"

@@ -45,12 +45,17 @@ class KernelTimes:
             torch.cuda.synchronize()  # none without a card
         profiler, self._profiler = self._profiler, None
         profiler.stop()
-        records = [self._record(event) for event in profiler.key_averages()]
+        events = profiler.key_averages()
+        # With a card the host's calls are among them; what took time on it is a kernel or a copy.
+        if any(event.self_device_time_total for event in events):
+            times = [(event, event.self_device_time_total) for event in events]
+        else:
+            times = [(event, event.self_cpu_time_total) for event in events]
+        records = [self._record(event, us) for event, us in times if us]
         self.found.append(sorted(records, key=lambda record: -float(record["us_per_step"])))
         self._wanted.unlink()
 
-    def _record(self, event: Any) -> dict[str, float | str]:
-        us = event.self_device_time_total or event.self_cpu_time_total
+    def _record(self, event: Any, us: float) -> dict[str, float | str]:
         return {
             "name": event.key,
             "launches_per_step": event.count / self._count,
