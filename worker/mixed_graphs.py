@@ -76,6 +76,7 @@ class MixedGraphs:
         self._attended = torch.empty((lines, config.query_size), dtype=dtype, device=device)
         self._residual = torch.empty((lines, config.hidden_size), dtype=dtype, device=device)
         self._answers = torch.empty(lines, dtype=torch.int32, device=device)
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._bodies: dict[int, torch.cuda.CUDAGraph] = {}
         self._tails: dict[int, torch.cuda.CUDAGraph] = {}
 
@@ -151,6 +152,7 @@ class MixedGraphs:
             sample_tokens=frame.sample_tokens[:sequences],
             max_context_len=most,
             decode_context=min(sequences * most, MOST_CONTEXT),
+            decode_stream=self._side,
         )
         attended, residual = self._model.body(inputs, self._pool)
         ops.gather_rows(attended, inputs.sample_tokens, self._attended[:sequences])

@@ -27,3 +27,5 @@ class StepInputs:
     sample_tokens: torch.Tensor
     max_context_len: int  # upper bound of the context lengths
     decode_context: int  # upper bound of the sum of the decodes' context lengths
+    # Where decodes attend while chunks do; None: before them, which costs fewer launches.
+    decode_stream: torch.cuda.Stream | None = None

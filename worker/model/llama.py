@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
@@ -16,6 +17,14 @@ from worker.step_inputs import StepInputs
 
 # (q [t, heads, head_dim], K pool, V pool of one layer, out=None) -> [t, heads, head_dim]
 Attention = Callable[..., torch.Tensor]
+
+
+def _beside(side: torch.cuda.Stream | None) -> AbstractContextManager[object]:
+    """The stream `side`, after all that the current one has."""
+    if side is None:
+        return nullcontext()
+    side.wait_stream(torch.cuda.current_stream())
+    return torch.cuda.stream(side)
 
 
 class Llama:
@@ -104,11 +113,16 @@ class Llama:
         if not decodes:
             return self._prefill(inputs, pool)
         decode, prefill = self._decode(inputs, pool), self._prefill(inputs, pool)
+        side = inputs.decode_stream
 
         def attend(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor) -> torch.Tensor:
             out = torch.empty_like(q)
-            decode(q[:decodes], k_pool, v_pool, out=out[:decodes])
-            return prefill(q, k_pool, v_pool, out=out)
+            with _beside(side):
+                decode(q[:decodes], k_pool, v_pool, out=out[:decodes])
+            prefill(q, k_pool, v_pool, out=out)
+            if side is not None:
+                torch.cuda.current_stream().wait_stream(side)
+            return out
 
         return attend
 
