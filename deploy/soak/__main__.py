@@ -2,9 +2,12 @@
 
 Two parts, each with its own pair of servers: the simulated worker, for volume, and a model, the
 default one in float32, for text. While clients read, cancel, time out, dawdle and send nonsense,
-the worker is killed, stopped, replaced and cut off. Every call must end once, with the status
-that it must have and the tokens that an undisturbed run gives. The same seed makes the same
-schedule.
+the worker is killed, stopped, replaced and cut off, and the scheduler killed, stopped and taken
+over from. Every call must end once, with the status that it must have and the tokens that an
+undisturbed run gives; one that lost its scheduler ends UNAVAILABLE and is asked again. The same
+seed and times make the same schedule.
+In a soak of 25 minutes or more no scheduler ends after a third of the time and no worker after
+half of it, so that the memory of the last ones can be judged.
 Exit status 0 if nothing is to be complained about.
 """
 
@@ -14,9 +17,10 @@ import argparse
 import asyncio
 import json
 import secrets
+import shlex
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 from deploy.bench.machine import machine
@@ -24,7 +28,7 @@ from deploy.local.progress import Progress
 from deploy.model.fetch import fetch
 from deploy.soak import report
 from deploy.soak.client import Answer
-from deploy.soak.faults import KINDS, schedule
+from deploy.soak.faults import KINDS, last_end, schedule
 from deploy.soak.questions import (
     CRASH_ID,
     HANG_ID,
@@ -45,8 +49,9 @@ _SIMULATED = [
     *("--crash-tokens", str(CRASH_ID), "--hang-tokens", str(HANG_ID), "--step-timeout", "2"),
 ]
 _POISON_EVERY = 400
-# So that a stopped worker is given up within a fault's length.
-_SCHEDULER = ["--step-timeout", "4"]
+# Beyond any step's time on a busy machine. The scheduler gives up one that hangs.
+_STEP_TIMEOUTS = {"worker": ["--step-timeout", "30"], "scheduler": ["--step-timeout", "12"]}
+_HANG_SECONDS = {"simulated": 6.0, "model": 14.0}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -68,16 +73,20 @@ def main(arguments: list[str] | None = None) -> int:
     if args.json:
         found = {name: report.as_json(result) for name, result in results.items()}
         about = {"seed": seed, "machine": machine(), "arguments": sys.argv[1:]}
-        args.json.write_text(json.dumps(about | found, indent=1) + "\n")
+        args.json.write_text(report.lines(about | found) + "\n")
     if args.plot:
         report.plot_memory(args.plot, results)
     return 1 if complaints else 0
 
 
 async def _simulated(seed: int, args: argparse.Namespace) -> Result:
-    questions = SimulatedQuestions(seed, _POISON_EVERY)
-    faults = schedule(seed, args.seconds, args.fault_every, args.faults)
-    stand = Stand(_SIMULATED, ["--no-tokenizer", *_SCHEDULER])
+    questions = SimulatedQuestions(seed, _POISON_EVERY, last_end("worker", args.seconds))
+    hang = _HANG_SECONDS["simulated"]
+    faults = schedule(seed, args.seconds, args.fault_every, hang, args.faults)
+    scheduler = ["--no-tokenizer", "--step-timeout", "4"]
+    if args.frontends:
+        scheduler += ["--frontends", str(args.frontends)]
+    stand = Stand(_SIMULATED, scheduler, may_crash=True)
     async with stand:
         soak = Soak(
             stand,
@@ -99,7 +108,7 @@ def _simulated_answer(question: Question) -> Answer:
     return Answer(_expected(prompt, count, options["temperature"], options["seed"]))
 
 
-@cache
+@lru_cache(maxsize=1000)  # for those that are asked again
 def _expected(
     prompt: tuple[int, ...], count: int, temperature: float, seed: int
 ) -> tuple[int, ...]:
@@ -113,18 +122,23 @@ async def _model(seed: int, args: argparse.Namespace) -> Result:
     folder = await asyncio.to_thread(fetch, args.model)
     flags = ["--model", str(folder)]
     worker = [*flags, "--dtype", args.dtype, "--num-blocks", str(args.num_blocks)]
-    scheduler = [*flags, "--step-timeout", "40"]
-    questions: TextQuestions | IdQuestions = TextQuestions(seed, max_tokens=48)
+    worker += [*_STEP_TIMEOUTS["worker"], *shlex.split(args.worker_args)]
+    scheduler = [*flags, *_STEP_TIMEOUTS["scheduler"]]
+    scheduler += ["--max-step-tokens", str(args.model_step_tokens)]
+    questions: TextQuestions | IdQuestions = TextQuestions(seed, args.model_tokens)
     if not (folder / "tokenizer.json").exists():
         vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
-        questions = IdQuestions(seed, vocab_size, prompt_len=512, max_tokens=256)
+        questions = IdQuestions(seed, vocab_size, prompt_len=512, max_tokens=args.model_tokens)
         scheduler.append("--no-tokenizer")
-    # A worker of a real model takes seconds to start: fewer faults.
-    faults = schedule(seed + 1, args.model_seconds, max(args.fault_every, 15.0), args.faults)
-    stand = Stand([*worker, "--step-timeout", "30"], scheduler)
+    hang = _HANG_SECONDS["model"]
+    faults = schedule(seed + 1, args.model_seconds, args.model_fault_every, hang, args.faults)
+    stand = Stand(worker, scheduler)
     progress = Progress("model")
     async with stand:
         answers = await _undisturbed(stand, questions.distinct(), progress.show)
+        if isinstance(questions, TextQuestions):
+            added = questions.add_stops(lambda question: answers[question.key].text or "")
+            answers |= await _undisturbed(stand, added, progress.show)
         soak = Soak(
             stand,
             questions.question,
@@ -142,11 +156,16 @@ async def _model(seed: int, args: argparse.Namespace) -> Result:
 async def _undisturbed(
     stand: Stand, questions: list[Question], progress: Callable[[str], None]
 ) -> dict[str, Answer]:
-    """The answers of servers that nothing happens to, by question."""
+    """The answers of servers that nothing happens to, by question. Raises RuntimeError if one
+    of them ends."""
     progress(f"{len(questions)} answers without faults")
     async with AsyncClient(stand.address) as client:
         streams = [client.generate(**question.options) for question in questions]  # type: ignore[arg-type]
-        done = [await stream.collect() for stream in streams]
+        tasks = [asyncio.create_task(stream.collect()) for stream in streams]
+        await stand.while_up(tasks)
+    if stand.is_over:
+        raise RuntimeError("without any fault: " + "\n".join(stand.all_strange))
+    done = [task.result() for task in tasks]
     return {
         question.key: Answer(completion.token_ids, completion.text)
         for question, completion in zip(questions, done, strict=True)
@@ -166,9 +185,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", default="default", help="its folder; without a tokenizer random ids are asked")
     add("--dtype", default="float32", help="its worker's (default: float32, which is exact)")
     add("--num-blocks", type=int, default=64, help="of its K/V pool (default: 64)")
+    add("--worker-args", default="", help="more of its worker's, in one argument")
+    add("--model-step-tokens", type=int, default=64, help="most of one of its steps (default: 64)")
+    add("--model-tokens", type=int, default=48, help="most of an output of its (default: 48)")
     add("--streams", type=int, default=24, help="calls at a time (default: 24)")
     add("--model-streams", type=int, default=6, help="of the model's (default: 6)")
     add("--fault-every", type=float, default=4.0, help="mean seconds between faults (default: 4)")
+    add("--model-fault-every", type=float, default=15.0, help="the model's (default: 15)")
+    add("--frontends", type=int, default=0, help="processes of the simulated worker's scheduler")
     add("--faults", nargs="+", choices=KINDS, default=list(KINDS), help="kinds (default: all)")
     add("--json", type=Path, metavar="FILE", help="what was found, with the faults")
     add("--plot", type=Path, metavar="FILE", help="resident memory over time, a PNG")

@@ -6,17 +6,19 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
 from deploy.soak.questions import Question
-from nanoserve import AsyncClient, NanoserveError
+from nanoserve import AsyncClient, Chunk, NanoserveError
 
 # For a call that must end by itself; a recovery takes seconds, several in a row more.
 PATIENCE = 120.0
 _SLOW_READ_SECONDS = 0.15
+_SLOW_TOKENS = 50
+_SILENT_SECONDS = 4.0
 _LATE_SECONDS = 3.0  # that a deadline's end may come late on a busy machine
 
 _REFUSALS = {
@@ -44,52 +46,79 @@ class Outcome:
     complaint: str = ""
     mismatch: bool = False  # tokens or text other than those of an undisturbed run
 
+    @property
+    def is_to_be_retried(self) -> bool:
+        """Whether the server was away, as it may be: the same is to be asked again, whole."""
+        return self.status == grpc.StatusCode.UNAVAILABLE.name and not self.complaint
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """What is known of a call while it is open. `on_tokens` is called whenever it gets some;
+    `was_away` tells whether since that moment (time.monotonic()) the server was, by our doing."""
+
+    on_tokens: Callable[[Call], None] = lambda _: None
+    was_away: Callable[[float], bool] = lambda _: False
+    began: float = field(default_factory=time.monotonic)
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    finishes: int = 0
+    # Its last tokens came without text: a stop string may still take it away.
+    holds_back: bool = False
+
+    def took(self, chunk: Chunk) -> None:
+        self.tokens.extend(chunk.token_ids)
+        self.text += chunk.text
+        self.finishes += chunk.finish_reason is not None
+        if chunk.token_ids:
+            self.holds_back = not chunk.text
+            self.on_tokens(self)
+
 
 async def ask(
-    client: AsyncClient,
-    question: Question,
-    expected: Callable[[Question], Answer],
-    on_tokens: Callable[[], None] = lambda: None,
+    client: AsyncClient, question: Question, expected: Callable[[Question], Answer], call: Call
 ) -> Outcome:
-    """`expected` is asked for questions that get an answer; `on_tokens` is called whenever
-    tokens come."""
-    tokens: list[int] = []
-    text: list[str] = []
-    began = time.monotonic()
-    status, finishes = "OK", 0
+    """`expected` is asked for questions that get an answer."""
+    status = "OK"
     options: dict[str, Any] = dict(question.options)
     try:
         timeout = question.timeout or PATIENCE
         async with client.generate(timeout=timeout, **options) as generation:
             async for chunk in generation:
-                tokens.extend(chunk.token_ids)
-                if chunk.token_ids:
-                    on_tokens()
-                text.append(chunk.text)
-                finishes += chunk.finish_reason is not None
-                if question.behaviour == "slow":
-                    await asyncio.sleep(_SLOW_READ_SECONDS)
-                if question.behaviour == "cancel" and len(tokens) >= question.cancel_after:
+                num_before = len(call.tokens)
+                call.took(chunk)
+                await _dawdle(question.behaviour, num_before)
+                if question.behaviour == "cancel" and len(call.tokens) >= question.cancel_after:
                     status = "CLOSED"
                     break
     except NanoserveError as error:
         status = error.code.name
-    seconds = time.monotonic() - began
-    done = Outcome(question.behaviour, status, len(tokens))
-    if (refusal := _REFUSALS.get(question.behaviour)) is not None:
+    done = Outcome(question.behaviour, status, len(call.tokens))
+    refusal = _REFUSALS.get(question.behaviour)
+    if refusal is None and (complaint := _wrong_tokens(status, call, expected(question))):
+        return Outcome(question.behaviour, status, len(call.tokens), complaint, mismatch=True)
+    if done.is_to_be_retried and call.was_away(call.began):
+        return done
+    if refusal is not None:
         return _complain(done, "" if status == refusal.name else f"ended {status}")
-    answer = expected(question)
-    if complaint := _wrong_tokens(status, tuple(tokens), "".join(text), answer):
-        return Outcome(question.behaviour, status, len(tokens), complaint, mismatch=True)
-    return _complain(done, _wrong_end(question, status, finishes, seconds))
+    return _complain(done, _wrong_end(question, status, call))
+
+
+async def _dawdle(behaviour: str, num_tokens: int) -> None:
+    """After a message before which there were so many tokens."""
+    if behaviour == "slow" and num_tokens < _SLOW_TOKENS:
+        await asyncio.sleep(_SLOW_READ_SECONDS)
+    elif behaviour == "silent" and not num_tokens:
+        await asyncio.sleep(_SILENT_SECONDS)
 
 
 def _complain(outcome: Outcome, complaint: str) -> Outcome:
     return Outcome(outcome.behaviour, outcome.status, outcome.tokens, complaint)
 
 
-def _wrong_tokens(status: str, tokens: tuple[int, ...], text: str, answer: Answer) -> str:
+def _wrong_tokens(status: str, call: Call, answer: Answer) -> str:
     """Whole answers are compared whole, others as far as they go."""
+    tokens, text = tuple(call.tokens), call.text
     right, right_text = answer.token_ids, answer.text
     if status != "OK":
         right = right[: len(tokens)]
@@ -103,9 +132,10 @@ def _wrong_tokens(status: str, tokens: tuple[int, ...], text: str, answer: Answe
     return ""
 
 
-def _wrong_end(question: Question, status: str, finishes: int, seconds: float) -> str:
+def _wrong_end(question: Question, status: str, call: Call) -> str:
+    seconds = time.monotonic() - call.began
     if status == "OK":
-        return "" if finishes == 1 else f"{finishes} messages said that it ended"
+        return "" if call.finishes == 1 else f"{call.finishes} messages said that it ended"
     if question.behaviour == "cancel" and status == "CLOSED":
         return ""
     if question.behaviour == "deadline" and status == "DEADLINE_EXCEEDED":

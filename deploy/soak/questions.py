@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 # Ids that the simulated worker dies or hangs of, and never draws.
 CRASH_ID, HANG_ID = 998, 999
 VOCAB = 1000
 
+_PREAMBLE = (
+    "The lighthouse stood at the end of a long and narrow spit of sand, which the sea covered "
+    "twice a day, so that whoever wanted to visit its keeper had to know the hours of the tide by "
+    "heart. The keeper was an old man who had once been a sailor, and who told everybody that came "
+    "the same three stories: of the whale that followed his ship for a week, of the captain who "
+    "could smell a storm, and of the island that was on no map. Nobody believed him, but all came "
+    "back, for he told them well, and in the evening, when the lamp was lit and the wind rose, "
+)
 _TEXTS = (
     "The capital of France is",
     "Once upon a time there was a",
@@ -18,10 +26,17 @@ _TEXTS = (
     "Water boils at a temperature of",
     "The three primary colours are",
     "def fibonacci(n):",
+    # Long ones that begin alike: computed in several steps, and from blocks that were shared.
+    _PREAMBLE + "he began with the whale:",
+    _PREAMBLE + "the children asked for the island, and",
 )
 _DISTINCT_PROMPTS = 64
+_SHARED_PREFIXES = 6
 # Weights, by behaviour.
-_BEHAVIOURS = {"read": 60, "cancel": 12, "deadline": 10, "slow": 8, "malformed": 8}
+_BEHAVIOURS = {
+    **{"read": 60, "cancel": 12, "deadline": 10},
+    **{"slow": 6, "silent": 2, "malformed": 8},
+}
 _MALFORMED: tuple[Mapping[str, object], ...] = (
     {"token_ids": []},
     {"token_ids": [VOCAB * 1000]},
@@ -38,8 +53,8 @@ _MALFORMED: tuple[Mapping[str, object], ...] = (
 @dataclass(frozen=True, slots=True)
 class Question:
     """One request. `behaviour`: "read" to the end; "cancel" after `cancel_after` tokens;
-    "deadline" of `timeout` seconds; "slow", which waits between reads; "malformed", "crash" and
-    "hang", which the server must refuse or fail."""
+    "deadline" of `timeout` seconds; "slow", which waits between reads; "silent", which stops
+    reading for a while; "malformed", "crash" and "hang", which the server must refuse or fail."""
 
     index: int
     behaviour: str
@@ -54,49 +69,73 @@ class Question:
 
 
 class SimulatedQuestions:
-    """Random ids for the simulated worker. One in `poison_every` crashes it or hangs it."""
+    """Random ids for the simulated worker, half of them after one of a few beginnings. One in
+    `poison_every` crashes it or hangs it, of those asked before `poison_until` seconds."""
 
-    def __init__(self, seed: int, poison_every: int) -> None:
+    def __init__(self, seed: int, poison_every: int, poison_until: float = math.inf) -> None:
+        rng = random.Random(f"prefixes {seed}")
         self._seed = seed
         self._poison_every = poison_every
+        self._poison_until = poison_until
+        self._prefixes = [_random_ids(rng, rng.randint(16, 120)) for _ in range(_SHARED_PREFIXES)]
 
-    def question(self, index: int) -> Question:
+    def question(self, index: int, at: float) -> Question:
+        """`at`: seconds since the beginning."""
         rng = random.Random(f"question {self._seed} {index}")
-        prompt = [rng.randrange(VOCAB - 2) for _ in range(rng.randint(1, 120))]
+        prompt = rng.choice(self._prefixes) if rng.random() < 0.5 else []
+        prompt = [*prompt, *_random_ids(rng, rng.randint(1, 120))]
         options: dict[str, object] = {
             "token_ids": prompt,
             "max_tokens": rng.randint(1, 150),
             "temperature": rng.choice([0.0, 0.8]),
             "seed": rng.randrange(2**31),
         }
-        if index % self._poison_every == self._poison_every - 1:
+        if index % self._poison_every == self._poison_every - 1 and at < self._poison_until:
             behaviour, poison = rng.choice([("crash", CRASH_ID), ("hang", HANG_ID)])
             options["token_ids"] = [*prompt, poison]
             return Question(index, behaviour, options)
         return _behave(rng, index, options)
 
 
+def _random_ids(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(VOCAB - 2) for _ in range(count)]
+
+
 class TextQuestions:
-    """Few texts with few settings for a real model, each asked many times."""
+    """Few texts with few settings for a real model, each asked many times. Outputs are of a
+    third of `max_tokens` up to all of them."""
 
     def __init__(self, seed: int, max_tokens: int) -> None:
+        rng = random.Random(f"texts {seed}")
         self._seed = seed
-        self._max_tokens = max_tokens
-
-    def distinct(self) -> list[Question]:
-        """Every question that `question` may ask, to be read to its end."""
         settings = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 11}]
-        asked = [
-            {"prompt": text, "max_tokens": self._max_tokens, **setting}
+        self._distinct = [
+            {"prompt": text, "max_tokens": rng.randint(-(-max_tokens // 3), max_tokens), **setting}
             for text in _TEXTS
             for setting in settings
         ]
-        asked += [{**options, "stop": [" a", "\n"]} for options in asked[::4]]
-        return [Question(-1 - i, "read", options) for i, options in enumerate(asked)]
 
-    def question(self, index: int) -> Question:
+    def distinct(self) -> list[Question]:
+        """Every question that `question` may ask, to be read to its end."""
+        return [Question(-1 - i, "read", options) for i, options in enumerate(self._distinct)]
+
+    def add_stops(self, text_of: Callable[[Question], str]) -> list[Question]:
+        """More of them, with stop strings made of the answers so far, and so long that they are
+        half matched most of the time: the middle of the answer, which ends it, and its rest with
+        another end, which does not. Returns those added."""
+        before = self.distinct()
+        for question in before:
+            text = text_of(question)
+            third = len(text) // 3
+            for stop in (text[third : 2 * third], text[1:] + "!?"):
+                if stop:
+                    self._distinct.append({**question.options, "stop": [stop]})
+        return self.distinct()[len(before) :]
+
+    def question(self, index: int, at: float) -> Question:  # noqa: ARG002
+        """`at`: seconds since the beginning."""
         rng = random.Random(f"question {self._seed} {index}")
-        return _behave(rng, index, dict(rng.choice(self.distinct()).options))
+        return _behave(rng, index, dict(rng.choice(self._distinct)))
 
 
 class IdQuestions:
@@ -123,7 +162,8 @@ class IdQuestions:
     def distinct(self) -> list[Question]:
         return self._distinct
 
-    def question(self, index: int) -> Question:
+    def question(self, index: int, at: float) -> Question:  # noqa: ARG002
+        """`at`: seconds since the beginning."""
         rng = random.Random(f"question {self._seed} {index}")
         return _behave(rng, index, dict(rng.choice(self._distinct).options))
 

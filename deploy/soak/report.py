@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from deploy.soak.run import Result
+from deploy.soak.faults import LONG
+from deploy.soak.recovery import Recovery
+from deploy.soak.run import Inflicted, Result
 from deploy.soak.stand import Memory
 
 # Memory at the end may be this much of that after SETTLED seconds.
@@ -30,21 +33,18 @@ def growth(memory: list[Memory], name: str) -> float | None:
 
 
 def table(name: str, result: Result) -> str:
-    faults = Counter(fault.kind for fault in result.faults)
+    kinds = Counter(one.fault.kind for one in result.faults)
+    share = result.mismatches / max(1, result.requests)
     lines = [
-        f"{name}: {result.requests} requests, {result.tokens} tokens, "
-        f"{result.mismatches} mismatches, {result.leaks} leaks, {len(result.complaints)} complaints"
+        f"{name}: {result.requests} requests, {result.tokens} tokens, {result.mismatches} "
+        f"mismatches ({share:.2%}), {result.leaks} leaks, {len(result.complaints)} complaints; "
+        f"{result.asked_again} times one was asked again"
     ]
-    lines += _columns("fault", "times", sorted(faults.items()))
-    lines.append(
-        f"  {result.with_steps_in_flight} of the faults came with steps in flight; the worker was "
-        f"started {result.worker_starts} times"
-    )
-    if result.recoveries:
-        lines.append(
-            f"  from a new worker's listening to the next token: median "
-            f"{statistics.median(result.recoveries):.2f} s, at most {max(result.recoveries):.2f} s"
-        )
+    lines += _columns("fault", "times", sorted(kinds.items()))
+    met = [(f"with {what}", n) for what, n in _met(result).items()]
+    lines += _columns("faults", "times", [("all", len(result.faults)), *met])
+    lines += _columns("server", "starts", sorted(result.starts.items()))
+    lines += _recoveries(result.recoveries)
     ends = [(f"{behaviour} {status}", n) for (behaviour, status), n in result.outcomes.items()]
     lines += _columns("request", "calls", sorted(ends))
     for one in ("scheduler", "worker"):
@@ -53,29 +53,76 @@ def table(name: str, result: Result) -> str:
     return "\n".join(lines)
 
 
+def _met(result: Result) -> dict[str, int]:
+    """How many of the faults came upon what."""
+    return {
+        "steps in flight": sum(one.steps_in_flight > 0 for one in result.faults),
+        "a prompt half computed": sum(one.prefilling > 0 for one in result.faults),
+        "a stop string half matched": sum(one.half_matched > 0 for one in result.faults),
+    }
+
+
+def _recoveries(recoveries: list[Recovery]) -> list[str]:
+    lines = []
+    if pauses := [one.pause for one in recoveries]:
+        lines.append(
+            f"  from a kill of the worker to the next token of an open stream, less the next "
+            f"one's start: median {statistics.median(pauses):.2f} s, at most {max(pauses):.2f} s"
+        )
+    if rates := [one.tokens_per_second for one in recoveries if one.tokens_per_second]:
+        lines.append(
+            f"  from its listening until all open streams went on, tokens recomputed a second: "
+            f"median {statistics.median(rates):,.0f}, {min(rates):,.0f} to {max(rates):,.0f}"
+        )
+    return lines
+
+
 def judge_growth(result: Result) -> None:
-    """Adds a complaint for a process whose memory grew."""
+    """Adds a complaint for a process whose memory grew, or is unknown after a long time."""
     for name in ("scheduler", "worker"):
         grown = growth(result.memory, name)
         if grown is not None and grown > MOST_GROWTH:
             result.complaints.append(f"the {name}'s memory grew to {grown:.3f} of what it was")
+        if grown is None and result.seconds >= LONG:
+            result.complaints.append(f"no {name} lived long enough to judge its memory")
 
 
 def as_json(result: Result) -> dict[str, Any]:
     return {
         "requests": result.requests,
+        "asked_again": result.asked_again,
         "tokens": result.tokens,
         "mismatches": result.mismatches,
         "leaks": result.leaks,
         "preemptions": result.preemptions,
-        "with_steps_in_flight": result.with_steps_in_flight,
-        "recoveries": [round(seconds, 3) for seconds in result.recoveries],
-        "worker_starts": result.worker_starts,
+        "faults_with": _met(result),
+        "starts": result.starts,
+        "recoveries": [_rounded(asdict(recovery)) for recovery in result.recoveries],
         "outcomes": {f"{b} {s}": n for (b, s), n in sorted(result.outcomes.items())},
-        "faults": [asdict(fault) for fault in result.faults],
+        "faults": [asdict(one.fault) | _rest(one) for one in result.faults],
         "growth": {name: growth(result.memory, name) for name in ("scheduler", "worker")},
         "complaints": result.complaints,
     }
+
+
+def _rest(one: Inflicted) -> dict[str, int]:
+    """What the fault came upon."""
+    return {name: n for name, n in asdict(one).items() if name != "fault"}
+
+
+def _rounded(values: dict[str, float | None]) -> dict[str, float | None]:
+    return {name: None if n is None else round(n, 3) for name, n in values.items()}
+
+
+def lines(value: Any, indent: int = 0) -> str:
+    """JSON in which each element of a list has one line."""
+    pad = "\n" + " " * (indent + 1)
+    if value and isinstance(value, dict):
+        inner = (f"{json.dumps(k)}: {lines(v, indent + 1)}" for k, v in value.items())
+        return "{" + pad + ("," + pad).join(inner) + pad[:-1] + "}"
+    if value and isinstance(value, list):
+        return "[" + pad + ("," + pad).join(map(json.dumps, value)) + pad[:-1] + "]"
+    return json.dumps(value)
 
 
 def plot_memory(path: Path, results: dict[str, Result]) -> None:
@@ -100,7 +147,7 @@ def plot_memory(path: Path, results: dict[str, Result]) -> None:
                     label=process if not i else None,
                 )
         offset = result.memory[0].at if result.memory else 0.0
-        times = [offset + fault.at for fault in result.faults]
+        times = [offset + one.fault.at for one in result.faults]
         axis.plot(times, [0] * len(times), "|", color="black", markersize=12, label="fault")
         axis.set(title=name, xlabel="seconds", ylabel="resident memory, MiB", ylim=(0, None))
         axis.legend(loc="center right")

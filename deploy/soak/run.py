@@ -4,53 +4,74 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
-from deploy.soak.client import Answer, Outcome, ask
-from deploy.soak.faults import Fault
+from deploy.soak.client import PATIENCE, Answer, Call, Outcome, ask
+from deploy.soak.faults import KINDS, Fault
 from deploy.soak.questions import Question
+from deploy.soak.recovery import Recoveries, Recovery
 from deploy.soak.stand import Memory, Stand
-from nanoserve import AsyncClient, NanoserveError
+from nanoserve import AsyncClient, NanoserveError, ServerStatus
 
 _SAMPLE_SECONDS = 1.0
 _REST_SECONDS = 30.0
+_RETRY_SECONDS = 0.5
 _CHANNELS = 4
 # Open files that a connection or two in passing may cost.
 _SPARE_FILES = 8
+_LATE_READERS = ("slow", "silent")
+
+
+@dataclass(frozen=True, slots=True)
+class Inflicted:
+    """A fault, and what it came upon."""
+
+    fault: Fault
+    steps_in_flight: int = 0
+    running: int = 0
+    prefilling: int = 0  # of those that run: no token yet
+    half_matched: int = 0  # streams whose last tokens a stop string may still take away
 
 
 @dataclass
 class Result:
     """What a soak saw. `complaints`: one sentence each; a good soak has none."""
 
+    seconds: float  # of load
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)  # behaviour, status
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[Inflicted] = field(default_factory=list)
     tokens: int = 0
     mismatches: int = 0
     leaks: int = 0
-    worker_starts: int = 0
+    starts: dict[str, int] = field(default_factory=dict)  # by server
     preemptions: int = 0
     memory: list[Memory] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
-    with_steps_in_flight: int = 0  # of the faults
-    # Seconds from the moment that a new worker listens to the next token of any stream.
-    recoveries: list[float] = field(default_factory=list)
+    recoveries: list[Recovery] = field(default_factory=list)
 
     @property
     def requests(self) -> int:
-        return sum(self.outcomes.values())
+        """Those that were asked again are counted once."""
+        return sum(self.outcomes.values()) - self.asked_again
+
+    @property
+    def asked_again(self) -> int:
+        return sum(n for (_, status), n in self.outcomes.items() if status == "UNAVAILABLE")
 
 
 class Soak:
-    """`streams` calls at a time for `seconds`, each asking what `question(index)` gives."""
+    """`streams` calls at a time for `seconds`, or until the last of the `faults` if those take
+    longer, each asking what `question` gives for an index and the seconds since the beginning."""
 
     def __init__(
         self,
         stand: Stand,
-        question: Callable[[int], Question],
+        question: Callable[[int, float], Question],
         expected: Callable[[Question], Answer],
         faults: list[Fault],
         seconds: float,
@@ -65,41 +86,61 @@ class Soak:
         self._streams = streams
         self._progress = progress
         self._next = 0
-        self._result = Result()
-        self._recovered_at: float | None = None  # the listening_at whose recovery is known
+        self._result = Result(seconds)
+        self._open: dict[Call, Question] = {}
+        self._recoveries = Recoveries(stand.worker)
+        self._clients: dict[str, list[AsyncClient]] = {}
+        self._all_inflicted = False
 
     async def run(self) -> Result:
         began = time.monotonic()
         files = {one.name: one.files for one in self._stand.memory()}
-        clients = [AsyncClient(self._stand.address) for _ in range(_CHANNELS)]
-        streams = [
-            asyncio.create_task(self._stream(clients[i % _CHANNELS], began + self._seconds))
-            for i in range(self._streams)
-        ]
+        for address in self._stand.addresses:
+            self._clients[address] = [AsyncClient(address) for _ in range(_CHANNELS)]
+        streams = [asyncio.create_task(self._stream(i, began)) for i in range(self._streams)]
         sampler = asyncio.create_task(self._sample(began))
-        inflictor = asyncio.create_task(self._inflict(clients[0], began))
-        await asyncio.gather(*streams, inflictor)
+        inflictor = asyncio.create_task(self._inflict(began))
+        await self._stand.while_up([*streams, inflictor])
         sampler.cancel()
-        if not self._stand.over:
-            await self._check_rest(clients[0])
+        if not self._stand.is_over:
+            await self._check_rest()
             await self._check_files(files)
-        for client in clients:
+        for client in itertools.chain.from_iterable(self._clients.values()):
             await client.close()
-        self._result.worker_starts = self._stand.worker_starts
+        self._result.starts = self._stand.starts
+        self._result.recoveries = self._recoveries.done
         return self._result
 
-    async def _stream(self, client: AsyncClient, until: float) -> None:
-        while time.monotonic() < until and not self._stand.over:
-            question = self._question(self._next)
+    async def _stream(self, number: int, began: float) -> None:
+        while True:
+            at = time.monotonic() - began
+            if at >= self._seconds and self._all_inflicted:
+                return
+            question = self._question(self._next, at)
             self._next += 1
-            self._count(question, await ask(client, question, self._expected, self._on_tokens))
+            await self._ask(number, question)
 
-    def _on_tokens(self) -> None:
-        listening = self._stand.listening_at
-        if listening is not None and listening != self._recovered_at:
-            if self._recovered_at is not None:
-                self._result.recoveries.append(time.monotonic() - listening)
-            self._recovered_at = listening
+    async def _ask(self, number: int, question: Question) -> None:
+        """Until it is answered, whatever happens to schedulers."""
+        give_up = time.monotonic() + PATIENCE
+        while True:
+            address = self._stand.address
+            call = Call(self._recoveries.got_tokens, partial(self._was_away, address))
+            self._open[call] = question
+            client = self._clients[address][number % _CHANNELS]
+            outcome = await ask(client, question, self._expected, call)
+            del self._open[call]
+            self._recoveries.ended(call)
+            self._count(question, outcome)
+            if not outcome.is_to_be_retried:
+                return
+            if time.monotonic() > give_up:
+                self._complain(question, f"unavailable for {PATIENCE:g} s")
+                return
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    def _was_away(self, address: str, since: float) -> bool:
+        return self._stand.absences.touch(address, since, time.monotonic())
 
     def _count(self, question: Question, outcome: Outcome) -> None:
         result = self._result
@@ -107,19 +148,35 @@ class Soak:
         result.tokens += outcome.tokens
         result.mismatches += outcome.mismatch
         if outcome.complaint:
-            where = f"request {question.index} ({question.behaviour})"
-            result.complaints.append(f"{where}: {outcome.complaint}")
+            self._complain(question, outcome.complaint)
 
-    async def _inflict(self, client: AsyncClient, began: float) -> None:
+    def _complain(self, question: Question, complaint: str) -> None:
+        where = f"request {question.index} ({question.behaviour})"
+        self._result.complaints.append(f"{where}: {complaint}")
+
+    async def _inflict(self, began: float) -> None:
         for fault in self._faults:
             await asyncio.sleep(began + fault.at - time.monotonic())
-            if self._stand.over:
-                return
-            with contextlib.suppress(NanoserveError):
-                status = await client.status()
-                self._result.with_steps_in_flight += status.steps_in_flight > 0
+            inflicted = await self._look(fault)
             await self._stand.inflict(fault)
-            self._result.faults.append(fault)
+            self._result.faults.append(inflicted)
+        self._all_inflicted = True
+
+    async def _look(self, fault: Fault) -> Inflicted:
+        """What the fault comes upon, asked for the moment before."""
+        status = await self._status(rows=True)
+        if fault.kind == "kill":
+            calls = {c for c, q in self._open.items() if q.behaviour not in _LATE_READERS}
+            self._recoveries.killed(calls, sum(row.computed_tokens for row in status.rows))
+        if KINDS[fault.kind].ends == "scheduler":
+            self._result.preemptions += status.preemptions
+        return Inflicted(
+            fault,
+            status.steps_in_flight,
+            len(status.rows),
+            sum(not row.output_tokens for row in status.rows),
+            sum(c.holds_back and "stop" in q.options for c, q in self._open.items()),
+        )
 
     async def _sample(self, began: float) -> None:
         while True:
@@ -131,32 +188,44 @@ class Soak:
             )
             await asyncio.sleep(_SAMPLE_SECONDS)
 
-    async def _check_rest(self, client: AsyncClient) -> None:
+    async def _status(self, *, rows: bool = False) -> ServerStatus:
+        """Of the scheduler that there is; one that is about to be there is waited for."""
+        while True:
+            async with AsyncClient(self._stand.address) as client:
+                with contextlib.suppress(NanoserveError):
+                    return await client.status(rows=rows, timeout=5)
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _check_rest(self) -> None:
         """Once nobody asks, nobody runs or waits, and every block is free."""
         give_up = time.monotonic() + _REST_SECONDS
         while True:
-            status = await client.status()
+            status = await self._status()
             busy = status.running_requests + status.waiting_requests
             lost = status.usable_blocks - status.free_blocks
-            if not busy and not lost:
+            if status.ready and not busy and not lost:
                 break
             if time.monotonic() > give_up:
                 self._result.leaks += busy + lost
                 self._result.complaints.append(
-                    f"at rest {busy} requests are left and {lost} blocks are not free"
+                    f"at rest {busy} requests are left and {lost} blocks are not free, "
+                    f"{status.reason or 'and it is ready'}"
                 )
                 break
             await asyncio.sleep(0.1)
-        self._result.preemptions = status.preemptions
+        self._result.preemptions += status.preemptions
 
     async def _check_files(self, before: dict[str, int]) -> None:
-        """The scheduler's, which lives through all of it."""
+        """Those that the servers have open at rest."""
         for _ in range(100):
-            files = next(m.files for m in self._stand.memory() if m.name == "scheduler")
-            if files <= before["scheduler"] + _SPARE_FILES:
+            files = {one.name: one.files for one in self._stand.memory()}
+            more = {name: files[name] - before[name] for name in files}
+            if max(more.values()) <= _SPARE_FILES:
                 return
             await asyncio.sleep(0.1)
-        self._result.leaks += files - before["scheduler"]
-        self._result.complaints.append(
-            f"the scheduler has {files} files open, {before['scheduler']} before the load"
-        )
+        for name, extra in more.items():
+            if extra > _SPARE_FILES:
+                self._result.leaks += extra
+                self._result.complaints.append(
+                    f"the {name} has {files[name]} files open, {before[name]} before the load"
+                )

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class Backoff:
     """Seconds: doubles from `first` to `most`. Each delay is drawn from the upper half of its
-    bound, so that schedulers that lost one worker together do not come back together."""
+    bound, so that schedulers that lost one worker together do not come back together. `most` is
+    what a worker that is ready may have to wait, and every open stream with it."""
 
     first: float = 0.05
-    most: float = 2.0
+    most: float = 0.5
     _bound: float = 0.0
 
     def reset(self) -> None:

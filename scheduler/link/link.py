@@ -40,6 +40,8 @@ _CONTROL_SECONDS = 5.0
 # Between tries that a person must make work: another model, another version, an older epoch.
 _SLOW_RETRY_SECONDS = 5.0
 
+_GIVEN_UP = "it did not answer in time and was given up"
+
 
 class ConnectRefused(Exception):
     """The worker is another model's, another version's, or a newer scheduler's."""
@@ -120,7 +122,8 @@ class GrpcWorkerLink:
             except ConnectRefused as error:
                 reason, lasting = str(error), True
             except grpc.RpcError as error:
-                reason = _describe(error)
+                ours = self._must_reset and error.code() is grpc.StatusCode.CANCELLED
+                reason = _GIVEN_UP if ours else _describe(error)
             except Exception as error:
                 if not self._closed.is_set():
                     log.exception("the link to %s failed", self._address)

@@ -83,7 +83,7 @@ def test_a_deadline_in_decode_ends_the_call_and_frees_its_blocks(client: Client)
 
 
 def test_expired_calls_never_start_and_leave_nothing_behind(client: Client) -> None:
-    """R21: more calls than rows, each with a deadline shorter than the queue."""
+    """More calls than rows, each with a deadline shorter than the queue."""
     running = [client.generate(token_ids=PROMPT, max_tokens=60) for _ in range(4)]
     for generation in running:
         next(generation)
@@ -98,7 +98,7 @@ def test_expired_calls_never_start_and_leave_nothing_behind(client: Client) -> N
 
 
 def test_calls_beyond_rows_and_queue_are_refused_with_a_time_to_retry(client: Client) -> None:
-    """R20: max_rows 4, queue 8, 50 calls at once."""
+    """max_rows 4, queue 8, 50 calls at once."""
     generations = [client.generate(token_ids=PROMPT, max_tokens=40) for _ in range(50)]
     finished, refusals = 0, []
     for generation in generations:
@@ -152,7 +152,6 @@ BAD = [
 def test_bad_input_is_refused_by_name_and_the_next_request_on_the_channel_is_served(
     address: str, field: str, value: str, bad: pb.GenerateRequest
 ) -> None:
-    """R9, R11, R12."""
     with grpc.insecure_channel(address) as channel:
         stub = pb_grpc.InferenceServiceStub(channel)
         with pytest.raises(grpc.RpcError) as refused:
@@ -168,7 +167,7 @@ def test_bad_input_is_refused_by_name_and_the_next_request_on_the_channel_is_ser
 def test_prompts_too_long_for_the_pool_are_refused_and_those_behind_are_served(
     client: Client,
 ) -> None:
-    """R10: 100 usable blocks of 16, five prompts too long, three short ones behind."""
+    """100 usable blocks of 16, five prompts too long, three short ones behind."""
     start = time.monotonic()
     long = [client.generate(token_ids=[7] * 1602, max_tokens=1) for _ in range(5)]
     short = [client.generate(token_ids=[i], max_tokens=4, temperature=0) for i in range(3)]

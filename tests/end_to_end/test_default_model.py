@@ -35,7 +35,6 @@ def test_a_question_is_answered_and_ends_at_the_models_end_token(address: str) -
 
 
 def test_raw_text_goes_on_with_its_leading_space(address: str) -> None:
-    """R3."""
     with Client(address) as client:
         chunks = list(client.generate("The capital of France is", max_tokens=3, temperature=0))
     assert chunks[0].text.startswith(" Paris")
@@ -43,7 +42,7 @@ def test_raw_text_goes_on_with_its_leading_space(address: str) -> None:
 
 
 def test_text_cut_by_a_stop_string_is_the_same_after_a_preemption(address: str) -> None:
-    """R14: the detokenizer and a half-matched stop string go on where they were."""
+    """The detokenizer and a half-matched stop string go on where they were."""
 
     async def together(stop: str) -> list[Completion]:
         async with AsyncClient(address) as client:

@@ -59,7 +59,6 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 
 def test_a_scheduler_without_a_worker_stays_up_and_becomes_ready_by_itself(pair: Pair) -> None:
-    """R36."""
     scheduler = pair.start_scheduler()
     wait_for_health(pair.address, SERVING, LIVENESS)
     wait_for_health(pair.address, NOT_SERVING)
@@ -104,19 +103,97 @@ def test_a_killed_worker_is_a_pause_to_open_streams(pair: Pair, after: int) -> N
     assert status.free_blocks == status.usable_blocks
 
 
-def test_sigterm_lets_running_streams_finish_and_refuses_new_ones(pair: Pair) -> None:
-    """R24."""
-    scheduler, _ = pair.start_scheduler(), pair.start_worker()
+def test_a_worker_that_stands_still_is_not_ready_and_streams_go_on_after_it(pair: Pair) -> None:
+    pair.start_scheduler("--step-timeout", "0.5")
+    worker = pair.start_worker()
     wait_for_health(pair.address, SERVING)
     with Client(pair.address) as client:
         stream = client.generate(token_ids=PROMPT, max_tokens=60, temperature=0)
         tokens = list(next(stream).token_ids)
+        os.kill(worker.pid, signal.SIGSTOP)
+        wait_for_health(pair.address, NOT_SERVING)
+        wait_for_health(pair.address, SERVING, LIVENESS)
+        wait_until(lambda: "did not answer" in client.status().reason, "it says why")
+        os.kill(worker.pid, signal.SIGCONT)
+        tokens.extend(stream.collect().token_ids)
+        wait_for_health(pair.address, SERVING)
+    assert tokens == expected_tokens(PROMPT, 60, VOCAB)
+
+
+def test_the_next_scheduler_takes_the_worker_over_as_it_is(pair: Pair) -> None:
+    first = pair.start_scheduler()
+    worker = pair.start_worker()
+    wait_for_health(pair.address, SERVING)
+    with Client(pair.address) as client:
+        stream = client.generate(token_ids=PROMPT, max_tokens=1000, temperature=0)
+        next(stream)
+        before = client.status().worker_incarnation
+        os.kill(first.pid, signal.SIGKILL)
+        with pytest.raises(UnavailableError):
+            stream.collect()
+    wait_until(lambda: first.exit_status is not None, "the scheduler is gone")
+    pair.start_scheduler()
+    wait_for_health(pair.address, SERVING)
+    with Client(pair.address) as client:
+        completion = client.generate(token_ids=PROMPT, max_tokens=60, temperature=0).collect()
+        status = client.status()
+    assert list(completion.token_ids) == expected_tokens(PROMPT, 60, VOCAB)
+    assert status.worker_incarnation != before, "the rows of the dead one's requests are gone"
+    assert status.free_blocks == status.usable_blocks
+    assert worker.exit_status is None
+
+
+def test_a_scheduler_that_comes_back_after_its_successor_is_refused(
+    pair: Pair, tmp_path: Path
+) -> None:
+    old = pair.start_scheduler("--drain-timeout", "0.2")
+    pair.start_worker()
+    wait_for_health(pair.address, SERVING)
+    other = f"unix:{tmp_path}/other.sock"
+    with Client(pair.address) as client, Client(other) as other_client:
+        lost = client.generate(token_ids=PROMPT, max_tokens=1000, temperature=0)
+        next(lost)
+        os.kill(old.pid, signal.SIGSTOP)
+        pair.start_scheduler("--listen", other)
+        wait_for_health(other, SERVING)
+        stream = other_client.generate(token_ids=PROMPT, max_tokens=200, temperature=0)
+        tokens = list(next(stream).token_ids)
+        os.kill(old.pid, signal.SIGCONT)
+        wait_for_health(pair.address, NOT_SERVING)
+        wait_until(lambda: "a newer scheduler has" in client.status().reason, "it is refused")
+        tokens.extend(stream.collect().token_ids)
+        os.kill(old.pid, signal.SIGTERM)
+        with pytest.raises(UnavailableError):
+            lost.collect()
+    assert tokens == expected_tokens(PROMPT, 200, VOCAB)
+    wait_until(lambda: old.exit_status is not None, "the older scheduler ended")
+    assert old.exit_status == 0
+
+
+def test_sigterm_lets_running_and_waiting_streams_finish_and_refuses_new_ones(pair: Pair) -> None:
+    """Also when the worker dies meanwhile."""
+    scheduler, worker = pair.start_scheduler(), pair.start_worker("--max-rows", "1")
+    wait_for_health(pair.address, SERVING)
+    with Client(pair.address) as client:
+        settings = [(0.0, 1), (0.9, 7)]
+        streams = [
+            client.generate(token_ids=PROMPT, max_tokens=60, temperature=temperature, seed=seed)
+            for temperature, seed in settings
+        ]
+        first = list(next(streams[0]).token_ids)
+        wait_until(lambda: client.status().waiting_requests == 1, "the other one waits")
         os.kill(scheduler.pid, signal.SIGTERM)
         wait_for_health(pair.address, NOT_SERVING)
         with pytest.raises(UnavailableError):
             client.generate(token_ids=PROMPT).collect()
-        tokens.extend(stream.collect().token_ids)
-    assert tokens == expected_tokens(PROMPT, 60, VOCAB)
+        os.kill(worker.pid, signal.SIGKILL)
+        wait_until(lambda: worker.exit_status is not None, "the worker is gone")
+        pair.start_worker("--max-rows", "1")
+        first.extend(streams[0].collect().token_ids)
+        second = list(streams[1].collect().token_ids)
+    for tokens, (temperature, seed) in zip((first, second), settings, strict=True):
+        right = expected_tokens(PROMPT, 60, VOCAB, temperature=temperature, seed=seed)
+        assert tokens == right
     wait_until(lambda: scheduler.exit_status is not None, "the scheduler ended")
     assert scheduler.exit_status == 0
 

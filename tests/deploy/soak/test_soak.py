@@ -5,17 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import grpc
 import pytest
 
 from deploy.soak import report
-from deploy.soak.client import Answer, Outcome, ask
+from deploy.soak.absences import Absences
+from deploy.soak.client import Answer, Call, Outcome, ask
 from deploy.soak.faults import KINDS, schedule
 from deploy.soak.questions import CRASH_ID, HANG_ID, Question, SimulatedQuestions, TextQuestions
+from deploy.soak.recovery import Recoveries, Recovery
 from deploy.soak.relay import Relay
+from deploy.soak.run import Result
+from deploy.soak.server import Server
 from deploy.soak.stand import Memory
 from nanoserve import Chunk, FinishReason, NanoserveError
 
@@ -48,9 +56,14 @@ def chunk(*ids: int, text: str = "", end: bool = False) -> Chunk:
     return Chunk("r", text, ids, FinishReason.LENGTH if end else None)
 
 
-def outcome(question: Question, *chunks: Chunk, code: grpc.StatusCode | None = None) -> Outcome:
+def outcome(
+    question: Question,
+    *chunks: Chunk,
+    code: grpc.StatusCode | None = None,
+    call: Call | None = None,
+) -> Outcome:
     client = ScriptedClient(*chunks, code=code)
-    return asyncio.run(ask(client, question, lambda _: RIGHT))  # type: ignore[arg-type]
+    return asyncio.run(ask(client, question, lambda _: RIGHT, call or Call()))  # type: ignore[arg-type]
 
 
 READ = Question(0, "read")
@@ -89,6 +102,50 @@ def test_a_call_that_fails_ends_twice_or_never_says_so_is_complained_about() -> 
     assert "0 messages" in outcome(READ, chunk(1, 2, 3, text="abc")).complaint
 
 
+@pytest.mark.parametrize("behaviour", ["read", "cancel", "deadline", "malformed", "crash"])
+def test_a_call_that_lost_its_scheduler_is_right_and_asked_again(behaviour: str) -> None:
+    question = Question(0, behaviour, timeout=5, cancel_after=3)
+    half = chunk(1, 2, text="ab")
+    lost = outcome(question, half, code=CODE.UNAVAILABLE, call=Call(was_away=lambda _: True))
+    assert lost == Outcome(behaviour, "UNAVAILABLE", 2)
+    assert lost.is_to_be_retried
+    there = outcome(question, half, code=CODE.UNAVAILABLE)
+    assert there.complaint
+    assert not there.is_to_be_retried
+    other = outcome(question, half, code=CODE.INTERNAL, call=Call(was_away=lambda _: True))
+    assert not other.is_to_be_retried
+
+
+def test_a_wrong_token_before_its_scheduler_was_lost_is_a_mismatch() -> None:
+    away = Call(was_away=lambda _: True)
+    done = outcome(READ, chunk(1, 9, text="ab"), code=CODE.UNAVAILABLE, call=away)
+    assert done.mismatch
+    assert not done.is_to_be_retried
+
+
+def test_tokens_without_text_are_a_half_matched_stop_string() -> None:
+    call = Call()
+    call.took(chunk(1, text="a"))
+    assert not call.holds_back
+    call.took(chunk(2))
+    assert call.holds_back
+    call.took(chunk(3, text="bc", end=True))
+    assert not call.holds_back
+
+
+def test_an_absence_touches_calls_of_its_address_and_time_only() -> None:
+    absences = Absences()
+    absences.began("a", 100.0)
+    assert absences.touch("a", 90.0, 100.5)
+    assert absences.touch("a", 101.0, 500.0), "it is not over"
+    absences.ended("a", 110.0)
+    assert not absences.touch("a", 90.0, 99.0)
+    assert absences.touch("a", 105.0, 106.0)
+    assert absences.touch("a", 112.0, 113.0), "its client may not have found it yet"
+    assert not absences.touch("a", 120.0, 121.0)
+    assert not absences.touch("b", 105.0, 106.0)
+
+
 @pytest.mark.parametrize(
     ("behaviour", "code"),
     [
@@ -109,28 +166,88 @@ def test_each_behaviour_has_its_own_status(behaviour: str, code: grpc.StatusCode
 def test_the_same_seed_makes_the_same_faults_and_another_one_others() -> None:
     faults = schedule(7, 200, 4.0)
     assert faults == schedule(7, 200, 4.0) != schedule(8, 200, 4.0)
-    assert {fault.kind for fault in faults} == set(KINDS)
+    assert {fault.kind for fault in schedule(7, 1000, 4.0)} == set(KINDS)
     assert all(a.at + a.seconds <= b.at for a, b in itertools.pairwise(faults))
     assert faults[-1].at < 180
 
 
+def test_the_last_processes_of_a_long_soak_live_long_enough_to_judge_their_memory() -> None:
+    faults = schedule(7, 1800, 4.0)
+    assert faults == schedule(7, 1800, 4.0)
+    last = {KINDS[fault.kind].ends: fault.at for fault in faults}
+    assert 500 < last["scheduler"] < 600
+    assert 800 < last["worker"] < 900
+    assert 1500 < last[""] < 1620
+    assert schedule(7, 1800, 4.0, kinds=["kill"])[-1].at < 900
+
+
 def test_the_same_seed_asks_the_same_questions() -> None:
-    one, same, other = (SimulatedQuestions(seed, 50) for seed in (1, 1, 2))
-    first = [repr(one.question(i)) for i in range(300)]
-    assert first == [repr(same.question(i)) for i in range(300)]
-    assert first != [repr(other.question(i)) for i in range(300)]
-    poison = [i for i in range(300) if one.question(i).behaviour in ("crash", "hang")]
+    one, same, other = (SimulatedQuestions(seed, 50, 60.0) for seed in (1, 1, 2))
+    first = [repr(one.question(i, 0)) for i in range(300)]
+    assert first == [repr(same.question(i, 59)) for i in range(300)]
+    assert first != [repr(other.question(i, 0)) for i in range(300)]
+    poison = [i for i in range(300) if one.question(i, 0).behaviour in ("crash", "hang")]
     assert poison == [49, 99, 149, 199, 249, 299]
     for i in poison:
-        assert one.question(i).options["token_ids"][-1] in (CRASH_ID, HANG_ID)
+        assert one.question(i, 0).options["token_ids"][-1] in (CRASH_ID, HANG_ID)
+        assert one.question(i, 61).behaviour not in ("crash", "hang")
+
+
+def test_half_of_the_random_prompts_begin_like_others() -> None:
+    questions = SimulatedQuestions(1, 50)
+    prompts = [questions.question(i, 0).options["token_ids"] for i in range(300)]
+    begins = Counter(tuple(prompt[:16]) for prompt in prompts)
+    assert 100 < sum(count for count in begins.values() if count > 10) < 200
 
 
 def test_every_text_question_is_one_whose_answer_is_known() -> None:
     questions = TextQuestions(3, 20)
+    added = questions.add_stops(lambda question: f"an answer to {question.options['prompt']}")
     known = {question.key for question in questions.distinct()}
+    assert {question.key for question in added} < known
+    assert len(added) == 2 * (len(known) - len(added))
+    assert all(7 <= question.options["max_tokens"] <= 20 for question in questions.distinct())
     for i in range(200):
-        question = questions.question(i)
+        question = questions.question(i, 0)
         assert question.behaviour == "malformed" or question.key in known
+
+
+def test_a_stop_string_made_of_an_answer_is_in_it_or_differs_at_its_end() -> None:
+    questions = TextQuestions(3, 20)
+    added = questions.add_stops(lambda _: "abcdefghi")
+    assert [question.options["stop"] for question in added[:2]] == [["def"], ["bcdefghi!?"]]
+
+
+def a_worker(starts: int, started_at: float, listening_at: float | None) -> Server:
+    worker = SimpleNamespace(starts=starts, started_at=started_at, listening_at=listening_at)
+    return cast(Server, worker)
+
+
+def test_a_pause_is_from_the_kill_to_a_token_less_the_workers_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("deploy.soak.recovery.time.monotonic", lambda: now)
+    worker = a_worker(1, 0.0, 5.0)
+    recoveries = Recoveries(worker)
+    calls = [Call(began=1.0, tokens=[1]) for _ in range(3)]
+    recoveries.killed(set(calls), tokens=600)
+    now = 100.1
+    recoveries.got_tokens(calls[0])
+    assert recoveries.done == [], "it was on its way at the kill"
+    vars(worker).update(starts=2, started_at=100.2, listening_at=107.2)
+    now = 107.5
+    recoveries.got_tokens(Call())
+    assert recoveries.done == [], "that stream was not open then"
+    recoveries.got_tokens(calls[0])
+    assert recoveries.done == [Recovery(pytest.approx(0.5), 600)]
+    now = 109.2
+    recoveries.ended(calls[1])
+    recoveries.got_tokens(calls[2])
+    assert recoveries.done == [Recovery(pytest.approx(0.5), 600, pytest.approx(2.0))]
+    assert recoveries.done[0].tokens_per_second == pytest.approx(300)
+    recoveries.got_tokens(calls[0])
+    assert len(recoveries.done) == 1
 
 
 async def test_a_relay_passes_bytes_holds_them_and_cuts(tmp_path: Path) -> None:
@@ -169,3 +286,22 @@ def test_growth_compares_the_end_with_what_was_after_five_minutes() -> None:
     assert report.growth(memory(ages, [round(age) for age in ages]), "scheduler") == 890 / 310
     assert report.growth(memory(ages[:50], [100] * 50), "scheduler") is None
     assert report.growth([], "worker") is None
+
+
+def test_a_process_that_grew_and_one_that_lived_too_short_are_complained_about() -> None:
+    ages = [float(age) for age in range(0, 901, 10)]
+    grew = Result(1800.0, memory=memory(ages, [round(100 + age / 10) for age in ages]))
+    report.judge_growth(grew)
+    assert ["grew to 1.4" in grew.complaints[0], "no worker lived" in grew.complaints[1]] == [
+        True
+    ] * 2
+    short = Result(60.0, memory=memory(ages[:7], [100] * 7))
+    report.judge_growth(short)
+    assert short.complaints == []
+
+
+def test_the_json_has_a_line_for_each_fault() -> None:
+    value = {"a": {"faults": [{"at": 1.0, "kind": "kill"}, {"at": 2.0, "kind": "cut"}]}, "b": []}
+    text = report.lines(value)
+    assert json.loads(text) == value
+    assert len(text.splitlines()) == 9

@@ -150,12 +150,13 @@ def test_a_signal_before_it_serves_ends_it_too(start, model):
     assert process.exit_status() in (0, -signal.SIGTERM)
 
 
-def test_as_process_1_it_ends_on_sigterm(start, model):
+@pytest.mark.parametrize("flags", [(), ("--frontends", "1")], ids=["alone", "front end"])
+def test_as_process_1_it_ends_on_sigterm(start, model, flags):
     if subprocess.run(["unshare", "--fork", "--pid", "true"], check=False).returncode:
         pytest.skip("this user may not make process namespaces")
     command = ["unshare", "--fork", "--pid", "--kill-child", sys.executable, "-m", "scheduler"]
     popen = subprocess.Popen(
-        [*command, *WITHOUT_WORKER[2:], *model],
+        [*command, *WITHOUT_WORKER[2:], *model, *flags],
         cwd=ROOT,
         env=ENVIRONMENT,
         stderr=subprocess.PIPE,

@@ -90,7 +90,7 @@ def test_a_request_may_have_more_stop_ids_than_the_first_column_width() -> None:
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_a_request_that_is_done_is_in_no_later_step_than_the_overlap(depth: int) -> None:
-    """R19: a batch of 8 with M = 1..8."""
+    """A batch of 8 with M = 1..8."""
     harness = Harness(pipeline_depth=depth)
     for i in range(1, 9):
         harness.submit([i, 3 * i], i, name=f"m{i}")
@@ -128,7 +128,6 @@ def test_a_prompt_that_needs_exactly_all_usable_blocks_works() -> None:
 
 
 def test_a_request_too_large_for_the_pool_is_refused_at_once_and_those_behind_run() -> None:
-    """R10."""
     harness = Harness(FakeWorker(num_blocks=6, block_size=4))
     large = [harness.submit(list(range(21)), 1) for _ in range(5)]
     small = [harness.submit([i], 3) for i in range(3)]
@@ -142,7 +141,6 @@ def test_a_request_too_large_for_the_pool_is_refused_at_once_and_those_behind_ru
 
 
 def test_two_requests_with_one_id_are_never_mixed() -> None:
-    """R25."""
     harness = Harness()
     first = harness.submit(PROMPT, 6, name="same")
     second = harness.submit([1, 2], 6, name="same")
@@ -164,7 +162,7 @@ def test_an_id_is_free_again_right_after_a_cancel() -> None:
 
 
 def test_more_than_rows_and_queue_is_refused_with_a_time_to_retry() -> None:
-    """R20: max_rows 4, queue 8, 50 at once: 12 finish, 38 are refused."""
+    """max_rows 4, queue 8, 50 at once: 12 finish, 38 are refused."""
     harness = Harness(FakeWorker(max_rows=4), max_queue=8)
     handles = [harness.submit([i, i], 3) for i in range(50)]
     harness.run()
@@ -190,8 +188,22 @@ def test_an_aborts_blocks_are_free_for_the_next_step() -> None:
     assert harness.front_end.tokens[second] == expected_tokens(list(range(16)), 2)
 
 
+def test_an_abort_halfway_through_a_prompt_frees_all_that_it_had() -> None:
+    harness = Harness(FakeWorker(num_blocks=12, block_size=4), max_step_tokens=8, pipeline_depth=3)
+    first = harness.submit(list(range(40)), 4)
+    second = harness.submit([1, 2], 6)
+    harness.step()
+    assert harness.books.allocator.num_free < 11
+    harness.abort(first, FailureKind.DEADLINE)
+    harness.run()
+    assert failure(harness, first).kind is FailureKind.DEADLINE
+    assert harness.front_end.tokens[first] == []
+    assert max(int(plan.context_lens.max()) for plan in harness.worker.log) < 40
+    assert harness.front_end.tokens[second] == expected_tokens([1, 2], 6)
+    harness.assert_pool_is_whole()
+
+
 def test_aborts_twice_late_unknown_and_while_waiting_are_harmless() -> None:
-    """R13."""
     harness = Harness(FakeWorker(max_rows=2), pipeline_depth=3)
     running = [harness.submit([i], 12) for i in range(2)]
     waiting = harness.submit([9, 9], 12)

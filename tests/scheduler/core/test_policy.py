@@ -36,7 +36,7 @@ def test_shares_never_pass_gap_or_budget_and_waste_none() -> None:
 
 
 def test_streams_get_a_token_in_every_step_beside_a_very_long_prompt() -> None:
-    """R17: budget 64 per step, prompt 2,048."""
+    """Budget 64 per step, prompt 2,048."""
     worker = FakeWorker(num_blocks=800, max_model_len=2200, max_step_tokens=64)
     harness = Harness(worker, pipeline_depth=2)
     streams = [harness.submit([i, i], 60) for i in range(4)]
@@ -72,7 +72,7 @@ def test_decodes_come_first_in_a_step() -> None:
 
 
 def test_the_head_of_the_queue_is_admitted_however_many_small_ones_come() -> None:
-    """R18: nobody passes the head: it waits for those that run, and for nobody else."""
+    """Nobody passes the head: it waits for those that run, and for nobody else."""
     worker = FakeWorker(num_blocks=65, block_size=4, max_rows=64, max_model_len=256)
     harness = Harness(worker, pipeline_depth=1, max_step_tokens=256)
     running = [harness.submit(list(range(40)), 8) for _ in range(4)]

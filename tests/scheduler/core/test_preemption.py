@@ -1,6 +1,6 @@
 import pytest
 
-from scheduler.core.front_end import Finish, FinishReason
+from scheduler.core.front_end import Failure, FailureKind, Finish, FinishReason
 from tests.scheduler.core.fake_worker import FakeWorker, expected_tokens
 from tests.scheduler.core.harness import Harness
 
@@ -11,7 +11,7 @@ from tests.scheduler.core.harness import Harness
 def test_preempted_output_equals_never_preempted_output(
     depth: int, chunk: int, block_size: int
 ) -> None:
-    """R14: two requests of 5 blocks each in a pool of 8."""
+    """Two requests of 5 blocks each in a pool of 8."""
     slots = 32
     worker = FakeWorker(num_blocks=1 + slots // block_size, block_size=block_size)
     harness = Harness(worker, pipeline_depth=depth, max_step_tokens=chunk)
@@ -75,6 +75,26 @@ def test_an_end_token_in_flight_finishes_a_preempted_request_while_it_waits() ->
     assert harness.front_end.tokens[second][-1] == 0
     admissions = [new.request_id for plan in worker.log for new in plan.new_rows]
     assert admissions.count("r2") == 1
+
+
+def test_a_preempted_request_that_is_aborted_ends_once_and_gets_no_token_in_flight() -> None:
+    harness = Harness(FakeWorker(num_blocks=9, block_size=4), pipeline_depth=3)
+    first, second = (harness.submit([i] * 6, 14) for i in range(2))
+    while not harness.books.waiting:
+        harness.step()
+    assert harness.books.waiting[0].unanswered > 0
+    made = list(harness.front_end.tokens[second])
+    harness.abort(second)
+    harness.abort(second)
+    harness.run()
+    end = harness.front_end.ends[second]
+    assert isinstance(end, Failure)
+    assert end.kind is FailureKind.CANCELLED
+    assert harness.front_end.tokens[second] == made
+    assert harness.front_end.tokens[first] == expected_tokens([0] * 6, 14)
+    admissions = [new.request_id for plan in harness.worker.log for new in plan.new_rows]
+    assert admissions == ["r1", "r2"]
+    harness.assert_pool_is_whole()
 
 
 def test_a_finishing_request_is_not_planned_and_keeps_its_blocks_until_answered() -> None:

@@ -1,4 +1,4 @@
-"""Which type the model computes in (R29)."""
+"""Which type the model computes in."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The output head, tied to the embedding or not (R26)."""
+"""The output head, tied to the embedding or not."""
 
 import json
 import logging

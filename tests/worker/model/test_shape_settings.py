@@ -1,4 +1,4 @@
-"""Head sizes and biases (R27), beside the kinds of test_llama_logits.py."""
+"""Head sizes and biases, beside the kinds of test_llama_logits.py."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Weight files (R28): every tensor is filled exactly once, or the start fails naming file and
+"""Weight files: every tensor is filled exactly once, or the start fails naming file and
 tensor."""
 
 import json
