@@ -46,7 +46,7 @@ from worker.simulated_tokens import expected_tokens
 _SIMULATED = [
     *("--simulate", "--vocab-size", str(VOCAB), "--max-model-len", "512", "--step-ms", "3"),
     *("--num-blocks", "400", "--max-rows", "32", "--avoid-tokens", f"{CRASH_ID},{HANG_ID}"),
-    *("--crash-tokens", str(CRASH_ID), "--hang-tokens", str(HANG_ID), "--step-timeout", "2"),
+    *("--crash-tokens", str(CRASH_ID), "--hang-tokens", str(HANG_ID), "--step-timeout", "3"),
 ]
 _POISON_EVERY = 400
 # Beyond any step's time on a busy machine. The scheduler gives up one that hangs.

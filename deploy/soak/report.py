@@ -38,7 +38,8 @@ def table(name: str, result: Result) -> str:
     lines = [
         f"{name}: {result.requests} requests, {result.tokens} tokens, {result.mismatches} "
         f"mismatches ({share:.2%}), {result.leaks} leaks, {len(result.complaints)} complaints; "
-        f"{result.asked_again} times one was asked again"
+        f"{result.asked_again} times one was asked again, {result.cached_tokens} tokens of prompts "
+        f"were found in the prefix cache"
     ]
     lines += _columns("fault", "times", sorted(kinds.items()))
     met = [(f"with {what}", n) for what, n in _met(result).items()]
@@ -92,6 +93,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "requests": result.requests,
         "asked_again": result.asked_again,
         "tokens": result.tokens,
+        "cached_tokens": result.cached_tokens,
         "mismatches": result.mismatches,
         "leaks": result.leaks,
         "preemptions": result.preemptions,

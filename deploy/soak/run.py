@@ -46,6 +46,7 @@ class Result:
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)  # behaviour, status
     faults: list[Inflicted] = field(default_factory=list)
     tokens: int = 0
+    cached_tokens: int = 0  # of prompts whose output ended well
     mismatches: int = 0
     leaks: int = 0
     starts: dict[str, int] = field(default_factory=dict)  # by server
@@ -131,6 +132,7 @@ class Soak:
             outcome = await ask(client, question, self._expected, call)
             del self._open[call]
             self._recoveries.ended(call)
+            self._result.cached_tokens += call.cached_tokens
             self._count(question, outcome)
             if not outcome.is_to_be_retried:
                 return
