@@ -43,12 +43,7 @@ class Options:
 
 def can_repeat_decodes() -> bool:
     """Whether the scheduler can ask for several decodes in one step."""
-    return _knows("--decode-steps")
-
-
-def _knows(flag: str) -> bool:
-    name = "NANOSERVE_" + flag.removeprefix("--").upper().replace("-", "_")
-    return name in known_variables(scheduler_parser())
+    return "NANOSERVE_DECODE_STEPS" in known_variables(scheduler_parser())
 
 
 class ModelBench:
@@ -127,11 +122,10 @@ class ModelBench:
 
     def _scheduler(self, worker: WorkerProcess, *flags: str) -> AbstractContextManager[str]:
         options = self._options
-        no_prefixes = ("--no-prefix-cache",) if _knows("--no-prefix-cache") else ()
         return worker.scheduler(
             (
                 *("--model", str(self._folder), "--log-level", "warning"),
-                *("--frontends", str(options.frontends), *no_prefixes, *flags),
+                *("--frontends", str(options.frontends), "--no-prefix-cache", *flags),
                 *options.scheduler_args,
             ),
             listen=free_address() if options.frontends else None,

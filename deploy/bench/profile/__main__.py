@@ -114,7 +114,8 @@ def _send(model: Path, folder: Path, args: argparse.Namespace, progress: Progres
         address = stack.enter_context(
             worker.scheduler(
                 (
-                    *(*own, "--log-level", "warning", "--frontends", str(args.frontends)),
+                    *(*own, "--log-level", "warning", "--no-prefix-cache"),
+                    *("--frontends", str(args.frontends)),
                     *shlex.split(args.scheduler_args),
                 ),
                 (traced + "scheduler", str(folder / "scheduler")),
