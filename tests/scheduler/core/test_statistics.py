@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from scheduler.core.front_end import Failure, FailureKind, FinishReason
+from scheduler.core.statistics import RequestTimes
 from scheduler.core.worker_link import StepTimes
 from tests.scheduler.core.fake_worker import FakeWorker
 from tests.scheduler.core.harness import Harness
@@ -27,6 +29,14 @@ def test_times_of_a_request_are_those_of_its_tokens() -> None:
     assert (times.queue.sum, times.prefill.sum, times.decode.sum) == (0.0, 1.0, 5.5)
     assert (times.total.count, times.total.sum) == (1, 6.5)
     assert (times.prompt_tokens.sum, times.output_tokens.sum) == (5, 3)
+
+
+def test_a_wait_of_milliseconds_is_told_from_one_of_a_tenth_of_a_second() -> None:
+    queue = RequestTimes().queue
+    for seconds in (0.002, 0.009, 0.15):
+        queue.observe(seconds)
+    within = dict(zip(queue.bounds, np.cumsum(queue.counts), strict=False))
+    assert (within[0.0025], within[0.01], within[0.1], within[0.3]) == (1, 2, 2, 3)
 
 
 @pytest.mark.parametrize(("prefix_cache", "recomputed"), [(False, 8), (True, 0)])
