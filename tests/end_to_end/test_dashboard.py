@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from deploy.observe.dashboard import DASHBOARD, read_panels
 from nanoserve import Client
 from tests.end_to_end.prometheus import MISSING, metrics_of, prometheus
 from tests.end_to_end.servers import start, wait_for_health, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-DASHBOARD = ROOT / "deploy/observe/grafana/dashboards/nanoserve.json"
 SETTINGS = ROOT / "deploy/observe/grafana/provisioning"
 VOCAB = 200
 ON = ("--metrics-listen", "127.0.0.1:0")
@@ -26,14 +26,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def queries() -> list[tuple[str, str]]:
-    """Panel with legend, and query."""
-    panels = json.loads(DASHBOARD.read_text())["panels"]
-    return [
-        (f"{panel['title']}: {target['legendFormat']}", target["expr"])
-        for panel in panels
-        for target in panel["targets"]
-    ]
+def queries() -> dict[str, str]:
+    """By panel with legend."""
+    return {
+        f"{panel.title}: {query.legend}": query.over(5)
+        for panel in read_panels()
+        for query in panel.queries
+    }
 
 
 @contextmanager
@@ -83,17 +82,17 @@ def test_every_query_of_the_dashboard_gives_data_under_load(tmp_path: Path) -> N
         prometheus(tmp_path, targets) as server,
         loaded(address),
     ):
-        lacking = dict(queries())
+        lacking = queries()
 
         def all_have_data() -> bool:
             for name, query in list(lacking.items()):
-                values = server.series(query.replace("$__rate_interval", "5s"))
+                values = server.series(query)
                 if values and all(math.isfinite(value) for _, value in values):
                     del lacking[name]
             return not lacking
 
         wait_until(all_have_data, f"all queries have data; none have {lacking}")
-        tokens = dict(queries())["Tokens a second: output"].replace("$__rate_interval", "5s")
+        tokens = queries()["Tokens a second: output"]
         assert server.query(tokens)["scheduler"] > 100
         assert server.series("nanoserve_no_such_metric") == []
 

@@ -1,0 +1,1 @@
+"""What Prometheus scrapes and Grafana shows, and a look at it without Grafana."""
