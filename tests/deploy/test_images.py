@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -77,3 +78,20 @@ def test_an_image_has_every_file_of_ours_that_its_code_imports(dockerfile: str) 
     }
     assert len(files) > 50
     assert lacking == set()
+
+
+@pytest.mark.parametrize("dockerfile", ["scheduler.Dockerfile", "worker.Dockerfile"])
+def test_a_health_check_is_a_command_that_is_in_the_image(dockerfile: str) -> None:
+    text = (ROOT / "deploy/docker" / dockerfile).read_text().replace("\\\n", " ")
+    (check,) = re.findall(r"^HEALTHCHECK --.*CMD (\[.*\])$", text, re.M)
+    python, flag, module = json.loads(check)[:3]
+    assert (python, flag) == ("python", "-m")
+    assert set(files_of(module)) & copied(dockerfile)
+
+
+def test_a_worker_is_given_the_time_to_load_that_the_operators_page_tells() -> None:
+    text = (ROOT / "deploy/docker/worker.Dockerfile").read_text()
+    (seconds,) = re.findall(r"--start-period=(\d+)s", text)
+    told = f"The worker answers once its model is loaded; {seconds} s are granted for that."
+    assert told in " ".join((ROOT / "deploy/README.md").read_text().split())
+    assert int(seconds) >= 300

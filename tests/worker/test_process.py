@@ -17,6 +17,7 @@ import grpc
 import pytest
 
 from nanoserve.v1 import worker_pb2, worker_pb2_grpc
+from tests.slow_llama import TENSORS, slow_llama
 from tests.tiny_llama import tiny_llama
 from tests.worker.running_worker import Stream, connect
 from tests.worker.step_messages import first_step, second_step
@@ -307,15 +308,14 @@ def test_as_process_1_it_ends_with_0_on_sigterm(while_loading: bool, tmp_path: P
     """As in a container, where a process without a handler would ignore the signal."""
     flags: tuple[str, ...] = SIMULATED
     if while_loading:
-        tiny_llama(tmp_path)
-        flags = ("--model", str(tmp_path), "--listen", "127.0.0.1:0")
-    prefix = ("unshare", "--fork", "--pid", "--mount-proc")
+        slow_llama(tmp_path)
+        flags = ("--model", str(tmp_path), "--listen", "127.0.0.1:0", "--device", "cpu")
+    prefix = ("unshare", "--fork", "--pid", "--mount-proc", "--kill-child")
     with worker_process(*flags, prefix=prefix) as worker:
-        if while_loading:
-            time.sleep(0.7)
-        else:
-            worker.address()
+        worker.wait_for(f"loading {TENSORS} tensors" if while_loading else "listening on")
         assert signal_child(worker) == 0
+        assert ("SIGTERM while loading: exit" in worker.log) is while_loading
+        assert "weights loaded" not in worker.log
 
 
 def signal_child(worker: WorkerProcess) -> int:
