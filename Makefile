@@ -74,13 +74,14 @@ test: $(INSTALLED) $(STUBS) ## Run the tests, with the default model
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 test-containers: $(INSTALLED) $(STUBS) ## Build the images and test the deployment (root, Docker)
-	@TEST_CONTAINERS=1 $(BIN)/python -m pytest tests/end_to_end/test_containers.py $(PYTEST_ARGS)
+	@TEST_CONTAINERS=1 $(BIN)/python -m pytest tests/end_to_end/containers \
+		--durations=0 --durations-min=1 $(PYTEST_ARGS)
 
 lint: $(INSTALLED) ## Check style: Python, protos, shell, Dockerfiles
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/buf lint protos
-	@$(BIN)/shellcheck .ci/run tests/end_to_end/containers.sh
+	@$(BIN)/shellcheck .ci/run tests/end_to_end/containers/containers.sh
 	@$(BIN)/hadolint deploy/docker/*.Dockerfile
 
 format: $(INSTALLED) ## Format the Python code and fix what can be fixed
