@@ -14,7 +14,6 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,9 @@ from deploy.bench.floor import Rates
 from deploy.bench.gpu.attention import attention_rows
 from deploy.bench.gpu.measure import Sizes
 from deploy.bench.gpu.model_bench import KINDS, ModelBench, Options, can_repeat_decodes
-from deploy.bench.gpu.rows import HEADER, Row, line
+from deploy.bench.gpu.report import Report
 from deploy.bench.machine import machine
+from deploy.loadtest.fleet import LoadError
 from deploy.local.child import ROOT, environment
 from deploy.local.progress import Progress
 from deploy.model.random_llama import SHAPES
@@ -52,46 +52,41 @@ def main(arguments: list[str] | None = None) -> int:
         )
     except ValueError as error:
         parser.error(str(error))
-    report: dict[str, Any] = {
-        "settings": {name: str(value) for name, value in vars(args).items()},
-        "machine": machine(),
-    }
+    settings = {name: str(value) for name, value in vars(args).items()}
+    report = Report({"settings": settings, "machine": machine()})
     try:
         with tempfile.TemporaryDirectory(prefix="nanoserve-") as temporary:
             _measure(shapes, args.weights or Path(temporary), sizes, options, report)
-    except RuntimeError as error:
-        print(f"bench-gpu: {error}", file=sys.stderr)
-        return 1
     finally:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+        args.json.write_text(json.dumps(report.values, indent=1) + "\n")
     if "decode" in kinds and not can_repeat_decodes():
         print(_ONE_DECODE)
-    return 0
+    return 1 if report.failed else 0
 
 
 def _measure(
-    shapes: list[str], weights: Path, sizes: Sizes, options: Options, report: dict[str, Any]
+    shapes: list[str], weights: Path, sizes: Sizes, options: Options, report: Report
 ) -> None:
-    """Prints and reports what is found as it is found."""
+    """What fails ends the rows of its model."""
     progress = Progress("bench-gpu")
     progress.show("the card alone, and weights")
-    card = report["card"] = _card(weights, shapes, options)
+    try:
+        card = _card(weights, shapes, options)
+    except RuntimeError as error:
+        report.error(str(error))
+        return
     rates = Rates(**card["rates"])
-    print(_describe(card, rates), HEADER, sep="\n", flush=True)
-    report |= {"rows": [], "starts": {}}
-
-    def tell(rows: Iterable[Row]) -> None:
-        for row in rows:
-            print(line(row), flush=True)
-            report["rows"].append(row.to_json())
-
-    tell(attention_rows(card["attention"], rates))
-    for shape in shapes:
+    report.card(card, rates)
+    if failure := card["attention_failure"]:
+        report.error(f"attention could not be timed:\n{failure}")
+    report.rows(attention_rows(card["attention"], rates))
+    for shape in shapes if options.needs_models else []:
         bench = ModelBench(shape, weights / shape, rates, sizes, options, progress.show)
-        tell(bench.run())
-        for name, start in bench.starts.items():
-            report["starts"][name] = start.log
-            print(f"{name}: {start.seconds:.1f} s", start.describe(), sep="\n", flush=True)
+        try:
+            report.rows(bench.run())
+        except (RuntimeError, LoadError) as error:
+            report.error(str(error))
+        report.starts(bench.starts)
     progress.end(f"took {progress.seconds:.0f} s")
 
 
@@ -99,7 +94,7 @@ def _card(weights: Path, shapes: list[str], options: Options) -> dict[str, Any]:
     """What deploy/bench/gpu/card.py finds. Raises RuntimeError with the end of its output."""
     command = [sys.executable, "-m", "deploy.bench.gpu.card", "--weights", str(weights)]
     command += ["--device", options.device]
-    if options.kinds != {"attention"}:
+    if options.needs_models:
         command += ["--shapes", *shapes]
     if "attention" in options.kinds:
         command.append("--attention")
@@ -110,14 +105,6 @@ def _card(weights: Path, shapes: list[str], options: Options) -> dict[str, Any]:
         raise RuntimeError(f"the card could not be measured:\n{done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-def _describe(card: dict[str, Any], rates: Rates) -> str:
-    return (
-        f"{card['device']} ({card['state'] or 'no nvidia-smi'}): reads "
-        f"{rates.read_bytes / 1e12:.3g} TB/s, multiplies {rates.bf16_operations / 1e12:.3g} "
-        "TFLOP/s in bfloat16"
-    )
 
 
 def _parser() -> argparse.ArgumentParser:

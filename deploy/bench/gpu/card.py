@@ -12,9 +12,11 @@ import contextlib
 import json
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -39,12 +41,18 @@ def main(arguments: list[str] | None = None) -> int:
             write_random_llama(args.weights / shape, config, device=args.device, words=True)
     on_card = args.device == "cuda"
     rates = card_rates() if on_card else measure_rates(torch.get_num_threads())
-    found = {
+    found: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if on_card else "cpu",
         "state": _state() if on_card else "",
         "rates": asdict(rates),
-        "attention": time_attention() if on_card and args.attention else [],
+        "attention": [],
+        "attention_failure": "",
     }
+    if args.attention and on_card:
+        try:
+            found["attention"] = time_attention()
+        except Exception:  # a kernel's: the rest is of use without it
+            found["attention_failure"] = traceback.format_exc()
     print(json.dumps(found), flush=True)
     return 0
 

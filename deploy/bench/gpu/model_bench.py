@@ -40,6 +40,10 @@ class Options:
         if self.decode_steps < 1:
             raise ValueError(f"--decode-steps is {self.decode_steps}, must be at least 1")
 
+    @property
+    def needs_models(self) -> bool:
+        return self.kinds != {"attention"}
+
 
 def can_repeat_decodes() -> bool:
     """Whether the scheduler can ask for several decodes in one step."""
@@ -69,8 +73,6 @@ class ModelBench:
 
     def run(self) -> Iterator[Row]:
         wanted = self._options.kinds
-        if not wanted & (_SERVED | {"start"}):
-            return
         with ExitStack() as stack:
             if "start" in wanted:
                 stack.enter_context(_empty_kernel_cache())

@@ -12,10 +12,12 @@ from deploy.bench.floor import Rates
 from deploy.bench.gpu import __main__ as command
 from deploy.bench.gpu import card
 from deploy.bench.gpu.__main__ import main
+from deploy.bench.gpu.attention import attention_rows
 from deploy.bench.gpu.measure import ModelRows, Sizes
 from deploy.bench.gpu.model_bench import KINDS, can_repeat_decodes
 from deploy.bench.gpu.targets import TARGETS
 from deploy.model.random_llama import write_byte_tokenizer, write_config
+from kernels.bench.shape import Shape
 from tests.deploy.bench.test_floor import MODEL, RATES
 from tests.tiny_llama import tiny_config
 
@@ -29,6 +31,7 @@ CARD = {
     "state": "",
     "rates": {"read_bytes": 1e9, "bf16_operations": 1e9},
     "attention": [],
+    "attention_failure": "",
 }
 
 
@@ -94,7 +97,46 @@ def test_a_worker_that_cannot_start_ends_it_with_the_workers_own_words(
     flags = ("--only", "tiny", "start", *SMALL, "--worker-args=--simulate --block-size 0")
     assert main([*flags, "--weights", str(weights), "--json", str(weights / "x")]) == 1
     assert "block_size is 0" in capsys.readouterr().err
-    assert json.loads((weights / "x").read_text())["card"] == CARD
+    report = json.loads((weights / "x").read_text())
+    assert report["card"] == CARD
+    assert "block_size is 0" in report["errors"][0]
+
+
+def test_attention_alone_needs_no_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {"head_dim": 64, "rows": 1, "context": 640, "us": 5.0, "bytes": 1000}
+    monkeypatch.setattr(command, "_card", lambda *_: CARD | {"attention": [times]})
+    assert main(["--only", "attention", "--json", str(tmp_path / "x")]) == 0
+    assert "attention, head_dim 64, 1 x 640" in capsys.readouterr().out
+
+
+def test_attention_that_fails_is_told_and_keeps_no_other_row_from_being_measured(
+    weights: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_card", lambda *_: CARD | {"attention_failure": "no kernel"})
+    flags = ("--only", "tiny", "attention", "start", *SMALL, "--weights", str(weights))
+    assert main([*flags, "--json", str(weights / "x")]) == 1
+    report = json.loads((weights / "x").read_text())
+    assert [row["key"] for row in report["rows"]] == ["tiny start cold", "tiny start warm"]
+    assert report["errors"] == ["attention could not be timed:\nno kernel"]
+    assert "no kernel" in capsys.readouterr().err
+
+
+def test_attention_is_timed_at_the_shapes_that_have_targets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Timed:
+        def decode(self, shape: Shape, rows: int, context: int) -> tuple[float, float]:
+            print("a table")
+            return float(shape.head_dim + rows), 2.0
+
+    monkeypatch.setattr("kernels.bench.gpu.GpuBench", Timed)
+    found = card.time_attention()
+    assert [one["us"] for one in found] == [128, 192, 320, 384, 65, 65]
+    assert found[1]["bytes"] == 4 * 64 * 4096 * 8 * 128
+    keys = [row.key for row in attention_rows(found, RATES)]
+    assert keys == [key for key in TARGETS if key.startswith("attention")]
 
 
 def test_the_card_alone_makes_weights_once_and_tells_rates(
