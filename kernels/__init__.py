@@ -50,11 +50,13 @@ class Ops:
     plan_rope: Callable[..., Any] = _no_plan
 
 
-def ops(device: torch.device | str, face: str = "auto") -> Ops:
+def ops(device: torch.device | str, face: str = "auto", batch_invariant: bool = False) -> Ops:
     """The ops of `face` for tensors on `device`; "auto" is triton on CUDA and cpu elsewhere.
 
-    Triton is imported only where its face is asked for. On a CPU it runs in Triton's interpreter,
-    for tests: TRITON_INTERPRET=1 must be set before the first call.
+    With `batch_invariant` the result for a token has the same bits whatever else is in the step and
+    whether it is a decode or part of a chunk. The faces on a CPU are so anyway. Triton is imported
+    only where its face is asked for. On a CPU it runs in Triton's interpreter, for tests:
+    TRITON_INTERPRET=1 must be set before the first call.
     """
     kind = torch.device(device).type
     if face not in FACES:
@@ -76,8 +78,13 @@ def ops(device: torch.device | str, face: str = "auto") -> Ops:
     from kernels import triton_ops
 
     triton_ops.check_device(kind)
-    plans = {name: getattr(triton_ops, name) for name in ("plan_decode", "plan_prefill")}
-    return _table(triton_ops, "triton", **plans)
+    module: Any = triton_ops
+    if batch_invariant:
+        from kernels import invariant_ops
+
+        module = invariant_ops
+    plans = {name: getattr(module, name) for name in ("plan_decode", "plan_prefill")}
+    return _table(module, "triton", **plans)
 
 
 def _table(module: Any, face: str, **plans: Callable[..., Any]) -> Ops:

@@ -22,10 +22,11 @@ def load_llama(
     device: str = "cpu",
     face: str = "auto",
     max_model_len: int | None = None,
+    batch_invariant: bool = False,
 ) -> Llama:
     """The model of `folder`, without a progress bar."""
     config = ModelConfig.from_folder(folder, max_model_len)
-    ops = kernels.ops(device, face)
+    ops = kernels.ops(device, face, batch_invariant)
     return Llama(config, load_weights(folder, config, dtype, device, ops, False), ops, device)
 
 

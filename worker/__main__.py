@@ -98,6 +98,9 @@ def _add_model(add: _Add) -> None:
     add("--gpu-memory-utilization", share, 0.9, "SHARE")
     add("--block-size", "length of a block", 16, "TOKENS")
     add("--no-cuda-graphs", "on a GPU, launch a step's kernels one by one", False)
+    same = "on a GPU, give a token the same bits whatever is computed with it and however a prompt "
+    same += "is cut, at some cost in speed; on a CPU they are so anyway"
+    add("--batch-invariant", same, False)
     add("--threads", "CPU threads of torch", int, "N", "one per core")
 
 

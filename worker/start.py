@@ -140,6 +140,7 @@ def _torch_runner(flags: argparse.Namespace) -> Executor:
     from worker.kv_pool import bytes_per_block
     from worker.model.config import ModelConfig
     from worker.model.dtype import resolve_dtype
+    from worker.model.invariance import check_invariance
     from worker.model.llama import Llama
     from worker.model.loader import load_weights
     from worker.runner import TorchRunner
@@ -152,7 +153,7 @@ def _torch_runner(flags: argparse.Namespace) -> Executor:
     config = ModelConfig.from_folder(flags.model, flags.max_model_len)
     device = _device(flags.device)
     dtype = resolve_dtype(flags.dtype, config, device)
-    table = ops(device)
+    table = ops(device, batch_invariant=flags.batch_invariant)
     check_supported(config.head_dim, flags.block_size, table.face)
     weights = load_weights(flags.model, config, dtype, device, table)
     model = Llama(config, weights, table, device)
@@ -174,6 +175,8 @@ def _torch_runner(flags: argparse.Namespace) -> Executor:
         from worker.kernels_ahead import compile_kernels
 
         compile_kernels(model, geometry, cuda_graphs)
+        if flags.batch_invariant:
+            check_invariance(model, flags.block_size)
     pool = _pool(flags, model, geometry, cuda_graphs)
     geometry = replace(geometry, num_blocks=pool.num_blocks)
     if device == "cpu":

@@ -10,6 +10,7 @@ import importlib
 import pkgutil
 import sys
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,9 +19,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import kernels
-from kernels import triton_ops
+from kernels import invariant_ops, triton_ops
 from kernels.add_bias import add_bias
 from kernels.gemv import gemv
+from kernels.invariant_product import invariant_product
 from kernels.shapes import TRITON_HEAD_DIMS
 
 SHARED_MEMORY = 227 * 1024
@@ -45,15 +47,15 @@ def kernels_of_package() -> dict[str, triton.JITFunction]:
     }
 
 
-def launch_attention(head_dim: int, dtype: torch.dtype) -> None:
+def launch_attention(ops: ModuleType, head_dim: int, dtype: torch.dtype) -> None:
     """A context of two splits, so that their merging is launched too."""
     q = torch.empty(1, HEADS, head_dim, dtype=dtype)
     pool = torch.empty(1, 16, KV_HEADS, head_dim, dtype=dtype)
     table = torch.zeros(1, 32, dtype=torch.int32)
     rows, starts = torch.zeros(1, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
     context = {"scale": 0.125, "max_context_len": 512}
-    triton_ops.paged_attention_decode(q, pool, pool, table, rows, rows, **context)
-    triton_ops.paged_attention_prefill(q, pool, pool, table, rows, starts, rows, **context)
+    ops.paged_attention_decode(q, pool, pool, table, rows, rows, **context)
+    ops.paged_attention_prefill(q, pool, pool, table, rows, starts, rows, **context)
 
 
 def launch_rope(head_dim: int, dtype: torch.dtype) -> None:
@@ -87,6 +89,17 @@ def launch_others(dtype: torch.dtype) -> None:
     triton_ops.step_tokens(tokens, one, torch.zeros(2, dtype=torch.int32), one, 1, 1)
 
 
+def launch_invariant_products(dtype: torch.dtype) -> None:
+    """With the smallest and the largest tiles; in stretches beside and after each other."""
+    counts = (1, 300) if dtype == torch.bfloat16 else (1,)
+    for k, gated in ((2048, True), (8192, False)):
+        weight = invariant_ops.pack_weight(torch.empty(256, k, dtype=dtype))
+        for rows in counts:
+            x, residual = (torch.empty(rows, n, dtype=dtype) for n in (k, 256))
+            invariant_product(x, weight, gated=gated, residual=None if gated else residual)
+    invariant_product(x, weight, torch.empty(256, dtype=dtype), gated=True)
+
+
 def launches(found: dict[str, triton.JITFunction]) -> list[tuple[str, tuple, dict]]:
     """(kernel, arguments, keywords) of every launch."""
     recorded: list[tuple[str, tuple, dict]] = []
@@ -98,10 +111,12 @@ def launches(found: dict[str, triton.JITFunction]) -> list[tuple[str, tuple, dic
         kernel.run = partial(record, name)
     for dtype, head_dims in ((torch.bfloat16, TRITON_HEAD_DIMS), (torch.float32, (64, 256))):
         for head_dim in head_dims:
-            launch_attention(head_dim, dtype)
+            launch_attention(triton_ops, head_dim, dtype)
         for head_dim in (64, 80):
             launch_rope(head_dim, dtype)
+        launch_attention(invariant_ops, 64, dtype)
         launch_others(dtype)
+        launch_invariant_products(dtype)
     return recorded
 
 
@@ -109,6 +124,13 @@ def type_of(argument: object) -> str:
     if isinstance(argument, torch.Tensor):
         return f"*{TYPES[argument.dtype]}"
     return TYPES[type(argument)]
+
+
+def _divides(parameter: Any, argument: object) -> bool:
+    """Whether the launch promises that the pointer or number is a multiple of 16."""
+    if isinstance(argument, int):
+        return argument % 16 == 0 and not parameter.do_not_specialize
+    return isinstance(argument, torch.Tensor)
 
 
 def compile_one(kernel: triton.JITFunction, arguments: tuple, keywords: dict) -> int:
@@ -124,7 +146,7 @@ def compile_one(kernel: triton.JITFunction, arguments: tuple, keywords: dict) ->
             signature[name], constants[(index,)] = "constexpr", given[name]
         else:
             signature[name] = type_of(given[name])
-            if isinstance(given[name], torch.Tensor):
+            if _divides(parameter, given[name]):
                 attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)

@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.timeout(400)  # a quarter of that, but for other work on the cores
-@pytest.mark.parametrize("name", ["attention", "small_ops"])
+@pytest.mark.parametrize("name", ["attention", "invariant", "small_ops"])
 def test_the_triton_face_equals_the_oracle_in_the_interpreter(name: str) -> None:
     command = [
         sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist",

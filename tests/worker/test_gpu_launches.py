@@ -113,9 +113,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "no graphs"])
-def test_a_step_launches_our_kernels_and_matrix_products_alone(folder: Path, graphs: bool) -> None:
-    rows = Rows(folder, *(() if graphs else ("--no-cuda-graphs",)))
+@pytest.mark.parametrize("flags", [(), ("--no-cuda-graphs",), ("--batch-invariant",)])
+def test_a_step_launches_our_kernels_and_matrix_products_alone(
+    folder: Path, flags: tuple[str, ...]
+) -> None:
+    """With --batch-invariant the products are ours too."""
+    rows, invariant = Rows(folder, *flags), "--batch-invariant" in flags
     ours = our_kernels()
     extra = [new_row(20 + i, f"{20 + i}", range(250), range(401 + 20 * i, 421 + 20 * i))
              for i in range(2)]  # fmt: skip
@@ -134,8 +137,11 @@ def test_a_step_launches_our_kernels_and_matrix_products_alone(folder: Path, gra
         names = launched(lambda step=step: rows.run(*step))
         strange = [n for n in names if n not in ours and not PRODUCT.search(n)]
         assert not [n for n in strange if not COPY.search(n)], name
-        assert {"decode_kernel", "prefill_kernel"} & set(names), name
+        attention = {"decode_kernel", "prefill_kernel"}
+        if invariant:
+            attention = {f"invariant_{name}" for name in attention}
+        assert attention & set(names), name
         assert {"gather_rows_kernel", "step_tokens_kernel", "best_of_line_kernel"} <= set(names)
         products = [n for n in names if PRODUCT.search(n) and n not in ours]
-        assert len(products) >= 5 or name == "one decode", name
+        assert not products if invariant else len(products) >= 5 or name == "one decode", name
         print(name, len(names), sorted(set(names)))

@@ -1,0 +1,34 @@
+"""The Triton face where a row's result must not depend on its batch or chunks: what it takes of
+`kernels.triton_ops` is so already."""
+
+from kernels.decode_plan import plan_decode
+from kernels.gather_rows import gather_rows
+from kernels.invariant_attention_decode import paged_attention_decode
+from kernels.invariant_attention_prefill import paged_attention_prefill, plan_prefill
+from kernels.invariant_linear import add_linear, linear, norm_gated_linear, norm_linear
+from kernels.invariant_product import pack_weight
+from kernels.rms_norm import rms_norm
+from kernels.rope_and_write_kv import rope_and_write_kv
+from kernels.sample import sample
+from kernels.scatter import scatter
+from kernels.silu_and_mul import silu_and_mul
+from kernels.step_tokens import step_tokens
+
+__all__ = [
+    "add_linear",
+    "gather_rows",
+    "linear",
+    "norm_gated_linear",
+    "norm_linear",
+    "pack_weight",
+    "paged_attention_decode",
+    "paged_attention_prefill",
+    "plan_decode",
+    "plan_prefill",
+    "rms_norm",
+    "rope_and_write_kv",
+    "sample",
+    "scatter",
+    "silu_and_mul",
+    "step_tokens",
+]
