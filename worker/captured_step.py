@@ -15,4 +15,4 @@ class CapturedStep:
 
     frames: np.ndarray  # [k, words]
     place: torch.Tensor  # [words] on the device, of the same type
-    replay: Callable[[], torch.Tensor]  # int32, from the step's first draw on, as `sample`
+    replay: Callable[[], torch.Tensor]  # int32, the step's draws first, as `sample`

@@ -78,10 +78,10 @@ class DecodeGraphs:
         return pack_frames(batch, self._most, self._rows.scratch)
 
     def replay(self, size: int) -> torch.Tensor:
-        """Runs the step that `frame` holds; returns int32 [size], as `sample`, which the next
-        replay overwrites."""
+        """Runs the step that `frame` holds; returns int32 [size or more], as `sample`, which the
+        next replay overwrites."""
         self._graphs[size].replay()
-        return self._answers[:size]
+        return self._answers
 
     @torch.inference_mode()
     def run(self, size: int) -> torch.Tensor:

@@ -103,12 +103,12 @@ class MixedGraphs:
         return CapturedStep(words[None], place, partial(self.replay, size, len(batch.sample_rows)))
 
     def replay(self, tokens: int, draws: int) -> torch.Tensor:
-        """Runs the step that `frame` holds in the graph of `tokens`; returns int32 [draws], as
-        `sample`, which the next replay overwrites."""
+        """Runs the step that `frame` holds in the graph of `tokens`; returns int32 [draws or more],
+        as `sample`, which the next replay overwrites."""
         self._bodies[tokens].replay()
         if draws:
             self._tails[self._draw_size(draws)].replay()
-        return self._answers[:draws]
+        return self._answers
 
     @torch.inference_mode()
     def run(self, tokens: int, draws: int) -> torch.Tensor:
@@ -116,7 +116,7 @@ class MixedGraphs:
         self._run_body(tokens)
         if draws:
             self._run_tail(self._draw_size(draws))
-        return self._answers[:draws]
+        return self._answers
 
     def capture(
         self, capture: GraphCapture, token_sizes: Sequence[int], draw_sizes: Sequence[int]

@@ -48,6 +48,8 @@ class ResultBuffer:
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device)  # looked up once: that is slow
         self._host = torch.empty(max_rows, dtype=torch.int32, pin_memory=True)
+        self._views: dict[int, torch.Tensor] = {}  # of the first so many, each made once
+        self._tokens = self._host.numpy()
         self._started, self._computed, self._sampled = (
             torch.cuda.Event(enable_timing=True) for _ in range(3)
         )
@@ -61,28 +63,38 @@ class ResultBuffer:
         if self.pending:
             self.pending.wait()
         self._copied_before = before._copied
+        self._is_apart = False
         self._started.record(self._stream)
 
     def computed(self) -> None:
+        """Tells the forward from the sampling that follows."""
+        self._is_apart = True
         self._computed.record(self._stream)
 
-    def finish(self, sampled: torch.Tensor) -> CudaPending:
+    def finish(self, sampled: torch.Tensor, count: int) -> CudaPending:
+        """The result is the first `count` of `sampled`."""
         self._sampled.record(self._stream)
-        self._host[: len(sampled)].copy_(sampled, non_blocking=True)
+        size = len(sampled)
+        if size not in self._views:
+            self._views[size] = self._host[:size]
+        self._views[size].copy_(sampled, non_blocking=True)
         # Each time another event: the next buffer compares with this one, whenever it is read.
         self._copied = torch.cuda.Event(enable_timing=True)
         self._copied.record(self._stream)
-        self.pending = CudaPending(self, len(sampled))
+        self.pending = CudaPending(self, count)
         return self.pending
 
     def read(self, count: int) -> StepOutput:
         self._copied.synchronize()
-        device_ns = round(self._started.elapsed_time(self._computed) * 1e6)
-        sample_ns = round(self._computed.elapsed_time(self._sampled) * 1e6)
+        computed, sample_ns = self._sampled, 0
+        if self._is_apart:
+            computed = self._computed
+            sample_ns = round(computed.elapsed_time(self._sampled) * 1e6)
+        device_ns = round(self._started.elapsed_time(computed) * 1e6)
         idle_ns = None
         if self._copied_before:
             idle_ns = round(self._copied_before.elapsed_time(self._started) * 1e6)
-        return _output(self._host[:count].numpy().copy(), device_ns, sample_ns, idle_ns)
+        return _output(self._tokens[:count].copy(), device_ns, sample_ns, idle_ns)
 
 
 class CpuClock:
@@ -98,10 +110,10 @@ class CpuClock:
     def computed(self) -> None:
         self._computed_ns = time.monotonic_ns()
 
-    def finish(self, sampled: torch.Tensor) -> CpuPending:
+    def finish(self, sampled: torch.Tensor, count: int) -> CpuPending:
         self._done_ns = time.monotonic_ns()
         return CpuPending(
-            sampled,
+            sampled[:count],
             self._computed_ns - self._started_ns,
             self._done_ns - self._computed_ns,
             self._idle_ns,

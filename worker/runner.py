@@ -46,6 +46,7 @@ class TorchRunner:
             count = (depth + 1) * geometry.max_decode_steps
             self._results = [ResultBuffer(geometry.max_rows, model.device) for _ in range(count)]
         self._next_result = 0
+        self._nothing = torch.empty(0, dtype=torch.int32, device=model.device)
         self._cuda_graphs = cuda_graphs
         self._graphs: StepGraphs | None = None  # until the warm-up
 
@@ -66,13 +67,11 @@ class TorchRunner:
         on_device = self._staging.upload(columns)
         self._rows.apply(on_device)
         pendings = []
-        for k, frame in enumerate(on_device["frames"]):
+        for k in range(len(captured.frames)):
             result = self._result()
             if k:
-                captured.place.copy_(frame)
-            answers = captured.replay()
-            result.computed()
-            pendings.append(result.finish(answers[:draws]))
+                captured.place.copy_(on_device["frames"][k])
+            pendings.append(result.finish(captured.replay(), draws))
         return pendings
 
     def warm_up(self) -> None:
@@ -114,15 +113,15 @@ class TorchRunner:
         result = self._result()
         if not batch.slots.shape[1]:  # a step that only changes rows
             result.computed()
-            return result.finish(torch.empty(0, dtype=torch.int32, device=self._model.device))
+            return result.finish(self._nothing, 0)
         inputs = make_inputs(batch, columns, self._rows, self._model.ops, k)
         logits = self._model.forward(inputs, self._pool)
         result.computed()
         if not len(batch.sample_rows):
-            return result.finish(torch.empty(0, dtype=torch.int32, device=self._model.device))
+            return result.finish(self._nothing, 0)
         positions = columns["sample_positions"][k]
         sampled = sample(self._model.ops, self._rows, logits, columns["sample_rows"], positions)
-        return result.finish(sampled)
+        return result.finish(sampled, len(sampled))
 
 
 def _scratch_step(lens: list[int], block_size: int) -> CheckedStep:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -37,12 +37,41 @@ class Staging:
         """Whether `upload` of these columns goes to `landing`."""
         return _offsets(columns)[-1] <= self.landing.numel()
 
-    def upload(self, columns: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    def upload(self, columns: Mapping[str, np.ndarray]) -> Mapping[str, torch.Tensor]:
         if not self._ring:
             return {name: _shared(column) for name, column in columns.items()}
         buffer = self._ring[self._next]
         self._next = (self._next + 1) % len(self._ring)
         return buffer.upload(columns)
+
+
+class _Landed(Mapping[str, torch.Tensor]):
+    """Columns on the device. A tensor is made when it is asked for: what a captured graph reads
+    need not be one, and each view costs the host some microseconds."""
+
+    def __init__(
+        self, packed: torch.Tensor, columns: Mapping[str, np.ndarray], offsets: list[int]
+    ) -> None:
+        self._packed = packed  # bytes
+        self._columns = columns
+        self._offsets = dict(zip(columns, offsets, strict=False))
+        self._made: dict[str, torch.Tensor] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._made:
+            column, start = self._columns[name], self._offsets[name]
+            part = self._packed[start : start + column.nbytes].view(_DTYPES[column.dtype])
+            self._made[name] = part if column.ndim == 1 else part.view(column.shape)
+        return self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
 
 
 class _PinnedBuffer:
@@ -51,8 +80,10 @@ class _PinnedBuffer:
         self._stream = torch.cuda.current_stream(landing.device)  # looked up once: that is slow
         self._copied = torch.cuda.Event()
         self._pinned = torch.empty(landing.numel(), dtype=torch.uint8, pin_memory=True)
+        # The first so many bytes here and there: steady decodes come in one size.
+        self._views: tuple[int, torch.Tensor, torch.Tensor] = (0, self._pinned[:0], landing[:0])
 
-    def upload(self, columns: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    def upload(self, columns: Mapping[str, np.ndarray]) -> _Landed:
         offsets = _offsets(columns)
         size = offsets[-1]
         self._copied.synchronize()  # passed already, or never recorded
@@ -60,22 +91,23 @@ class _PinnedBuffer:
             self._pinned = torch.empty(
                 1 << (size - 1).bit_length(), dtype=torch.uint8, pin_memory=True
             )
+            self._views = (0, self._pinned[:0], self._landing[:0])
         host = self._pinned.numpy()
         for column, offset in zip(columns.values(), offsets, strict=False):
             host[offset : offset + column.nbytes] = column.reshape(-1).view(np.uint8)
-        if size > self._landing.numel():
-            packed = self._pinned[:size].to(self._landing.device, non_blocking=True)
-        else:
-            packed = self._landing[:size]
-            packed.copy_(self._pinned[:size], non_blocking=True)
+        packed = self._copy(size)
         self._copied.record(self._stream)
-        typed = {
-            dtype: packed.view(_DTYPES[dtype]) for dtype in {c.dtype for c in columns.values()}
-        }
-        return {
-            name: _slice(typed[column.dtype], offset // column.itemsize, column)
-            for (name, column), offset in zip(columns.items(), offsets, strict=False)
-        }
+        return _Landed(packed, columns, offsets)
+
+    def _copy(self, size: int) -> torch.Tensor:
+        """The first `size` bytes on the device."""
+        if size > self._landing.numel():
+            return self._pinned[:size].to(self._landing.device, non_blocking=True)
+        if size != self._views[0]:
+            self._views = (size, self._pinned[:size], self._landing[:size])
+        _, here, there = self._views
+        there.copy_(here, non_blocking=True)
+        return there
 
 
 def _offsets(columns: Mapping[str, np.ndarray]) -> list[int]:
@@ -85,11 +117,6 @@ def _offsets(columns: Mapping[str, np.ndarray]) -> list[int]:
         end = offsets[-1] + column.nbytes
         offsets.append(end + -end % _ALIGNMENT)
     return offsets
-
-
-def _slice(packed: torch.Tensor, start: int, column: np.ndarray) -> torch.Tensor:
-    part = packed[start : start + column.size]
-    return part if column.ndim == 1 else part.view(column.shape)
 
 
 def _shared(column: np.ndarray) -> torch.Tensor:

@@ -60,7 +60,7 @@ def test_a_cpu_is_idle_from_a_results_end_to_the_next_ones_start(clock: Clock) -
         clock.ns = computed_ms * MS
         result.computed()
         clock.ns = done_ms * MS
-        outputs.append(result.finish(torch.zeros(1, dtype=torch.int32)).wait())
+        outputs.append(result.finish(torch.zeros(1, dtype=torch.int32), 1).wait())
     assert [output.idle_ns for output in outputs] == [None, 0, 12 * MS]
     assert [output.device_ns for output in outputs] == [3 * MS, 2 * MS, 1 * MS]
 
@@ -75,7 +75,7 @@ def test_a_cuda_device_is_idle_while_nothing_is_queued_whenever_the_results_are_
         ring[i].start(ring[i - 1])
         torch.cuda._sleep(50_000_000)  # cycles: some 25 ms
         ring[i].computed()
-        ring[i].finish(sampled)
+        ring[i].finish(sampled, 2)
 
     launch(0)
     launch(1)  # queued behind the first

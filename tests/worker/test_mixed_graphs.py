@@ -232,7 +232,7 @@ class Mixed:
         assert size is not None
         step.place.copy_(torch.from_numpy(step.frames[0]))
         draws = len(self.batch.sample_rows)
-        answers = step.replay() if replayed else self.graphs.run(size, draws)
+        answers = (step.replay() if replayed else self.graphs.run(size, draws))[:draws]
         kept = [x[:, 1:].clone().view(torch.int16) for x in (self.pool.k, self.pool.v)]
         return [answers.clone(), self.rows.tokens[:-1].clone(), *kept]
 

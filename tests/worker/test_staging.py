@@ -30,12 +30,13 @@ def test_columns_of_every_type_and_size_arrive_unchanged(device: str) -> None:
 @pytest.mark.gpu
 def test_columns_that_fit_land_at_the_same_place_each_time() -> None:
     staging = Staging(torch.device("cuda"), depth=1)
-    small = {"frames": np.arange(6), "rows": np.arange(3, dtype=np.int32)}
+    small = {"frames": np.zeros(6, np.int64), "rows": np.arange(3, dtype=np.int32)}
     large = {"frames": np.arange(staging.landing.numel() // 8 + 1)}
     assert staging.fits(small)
     assert not staging.fits(large)
-    for _ in range(3):
+    for i in range(3):
+        small["frames"] = np.arange(i, i + 6)
         place = staging.upload(small)["frames"].data_ptr()
         assert place == staging.landing.data_ptr()
         assert staging.upload(large)["frames"].data_ptr() != place
-        assert staging.landing[:48].view(torch.int64).tolist() == list(range(6))
+        assert staging.landing[:48].view(torch.int64).tolist() == list(range(i, i + 6))
