@@ -39,11 +39,9 @@ class Compilation:
 
 @contextmanager
 def compile_ahead() -> Iterator[Compilation]:
-    """Launches inside compute nothing: each kernel that a launch would compile is noted, and on
-    leaving all are compiled.
-
-    What a launch inside would have written is garbage, so none may have been compiled in this
-    process before: it would run, on the garbage. The first failure is raised.
+    """Launches inside compute nothing, of kernels compiled before either, which would run on the
+    garbage that others left unwritten. Each that a launch would compile is noted, and on leaving
+    all are compiled. The first failure is raised.
     """
     wanted: dict[Any, tuple[Any, str]] = {}
 
@@ -54,10 +52,17 @@ def compile_ahead() -> Iterator[Compilation]:
     compilation = Compilation()
     runtime, compiling = triton.knobs.runtime, triton.knobs.compilation
     hook_before, listener_before = runtime.jit_cache_hook, compiling.listener
+    launch = triton.JITFunction.run
+
+    def only_compile(kernel: Any, *arguments: Any, **keywords: Any) -> Any:
+        return launch(kernel, *arguments, **(keywords | {"warmup": True}))
+
     runtime.jit_cache_hook = note
+    triton.JITFunction.run = only_compile
     try:
         yield compilation
     finally:
+        triton.JITFunction.run = launch
         runtime.jit_cache_hook = hook_before
     start = time.monotonic()
     compiling.listener = compilation.heard

@@ -87,6 +87,21 @@ def test_a_compilers_failure_is_raised_and_leaves_no_hook() -> None:
 
 
 @pytest.mark.gpu
+def test_on_a_gpu_a_kernel_compiled_before_is_not_launched_either() -> None:
+    ops = kernels.ops("cuda")
+    out = torch.ones(4, dtype=torch.int32, device="cuda")
+    at, values = torch.arange(4, device="cuda"), torch.zeros(4, dtype=torch.int32, device="cuda")
+    ops.scatter(out, at, values)
+    out.fill_(1)
+    with compile_ahead() as done:
+        ops.scatter(out, at, values)
+    assert done.kernels == 0
+    assert out.tolist() == [1, 1, 1, 1]
+    ops.scatter(out, at, values)
+    assert out.tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.gpu
 def test_on_a_gpu_a_launch_after_it_compiles_nothing() -> None:
     ops = kernels.ops("cuda")
     x = torch.randn(3, 1264, device="cuda")  # a width that no other test compiles for
