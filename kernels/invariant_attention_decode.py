@@ -10,9 +10,11 @@ import triton.language as tl
 from kernels.decode_plan import ITEM, SPLIT, DecodePlan, plan_decode
 from kernels.invariant_split import LEAST, attend_split, merge_split, sums_of, tile_size
 from kernels.launch import INTERPRETED, is_fp32, next_power_of_2
-from kernels.paged_attention_decode import LEAST_WALKERS, MOST_WALKERS, WALKERS_PER_SEQUENCE
 from kernels.pdl import follow, pdl_options
 
+# Programs per K/V head: enough to fill a card for one sequence, and an item or two for each in a
+# batch of contexts of usual length.
+LEAST_WALKERS, WALKERS_PER_SEQUENCE, MOST_WALKERS = 64, 4, 1024
 PARTS = 8  # partial results loaded at a time; they are merged one by one
 
 

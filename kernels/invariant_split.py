@@ -10,10 +10,26 @@ a query does not see add exact zeros.
 import triton
 import triton.language as tl
 
-from kernels.attention_tile import load_tile
-
 # Below every score: a query that has seen nothing weighs what it sees with 1, and 0 adds nothing.
 LEAST = tl.constexpr(-1e30)
+
+
+@triton.jit
+def load_tile(
+    pool, table, kv_head, positions, end, dims,
+    BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """[positions, dims] of one K/V head through a block table row, zeros from `end` on."""
+    inside = positions < end
+    blocks = tl.load(table + positions // BLOCK_SIZE, mask=inside, other=0)
+    # 64 bits before the multiply: slot * heads * head_dim passes 2**31 in a large pool.
+    slots = blocks.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
+    offsets = slots[:, None] * (KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM + dims[None, :]
+    # A value past the end is 0, not merely weighed with 0: 0 times NaN is NaN.
+    tile = tl.load(pool + offsets, mask=inside[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
+    if UPCAST:
+        tile = tile.to(tl.float32)
+    return tile
 
 
 @triton.jit
@@ -35,11 +51,11 @@ def attend_split(
         positions = tile + tl.arange(0, TILE)
         keys = load_tile(
             k_pool, table, kv_head, positions, end, dims,
-            BLOCK_SIZE, KV_HEADS, HEAD_DIM, True, UPCAST,
+            BLOCK_SIZE, KV_HEADS, HEAD_DIM, UPCAST,
         )  # fmt: skip
         values = load_tile(
             v_pool, table, kv_head, positions, end, dims,
-            BLOCK_SIZE, KV_HEADS, HEAD_DIM, True, UPCAST,
+            BLOCK_SIZE, KV_HEADS, HEAD_DIM, UPCAST,
         )  # fmt: skip
         scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
         scores = tl.where(positions[None, :] <= last_seen[:, None], scores, float("-inf"))
