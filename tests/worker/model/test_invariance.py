@@ -61,3 +61,9 @@ def test_a_chunk_that_is_not_the_whole_is_found(model: Llama) -> None:
     odd = nudged(model.ops.paged_attention_prefill, lambda q: q.shape[0] == 64)
     with pytest.raises(NotInvariantError, match=r"in chunks .*run without --batch-invariant"):
         check_invariance(with_ops(model, paged_attention_prefill=odd), 16)
+
+
+def test_damaged_weights_are_not_taken_for_another_order(tmp_path: Path) -> None:
+    damaged = load_llama(tiny_llama(tmp_path))
+    damaged.weights.final_norm.fill_(float("nan"))
+    check_invariance(damaged, 16)
