@@ -15,9 +15,8 @@ log = logging.getLogger(__name__)
 
 
 def compile_kernels(model: Llama, geometry: Geometry, cuda_graphs: bool) -> None:
-    """Those that the profile of memory, the warm-up and the captures will launch, but for a few:
-    to be called before anything is launched. What is missing, all of them after a failure here,
-    is compiled at its first launch."""
+    """Those that the profile of memory, the warm-up and the captures will launch, but for a few.
+    What is missing, all of them after a failure here, is compiled at its first launch."""
     thin = two_layers(model)
     limits = geometry.max_rows, geometry.max_step_tokens, geometry.block_size
     try:

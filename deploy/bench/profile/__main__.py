@@ -138,7 +138,9 @@ def _send(model: Path, folder: Path, args: argparse.Namespace, progress: Progres
 
 def _profile_kernels(bursts: Bursts, wanted: Path) -> None:
     """Sends until the worker has looked at enough steps. Raises RuntimeError if it never does."""
-    wanted.write_text(str(_KERNEL_STEPS))
+    written = wanted.with_suffix(".part")
+    written.write_text(str(_KERNEL_STEPS))
+    written.rename(wanted)  # so that the worker never sees half of it
     give_up = time.monotonic() + _PATIENCE
     while wanted.exists():
         if time.monotonic() > give_up:
