@@ -125,10 +125,11 @@ async def _model(seed: int, args: argparse.Namespace) -> Result:
     worker += [*_STEP_TIMEOUTS["worker"], *shlex.split(args.worker_args)]
     scheduler = [*flags, *_STEP_TIMEOUTS["scheduler"]]
     scheduler += ["--max-step-tokens", str(args.model_step_tokens)]
+    scheduler += shlex.split(args.scheduler_args)
     questions: TextQuestions | IdQuestions = TextQuestions(seed, args.model_tokens)
-    if not (folder / "tokenizer.json").exists():
+    if args.prompt_len:
         vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
-        questions = IdQuestions(seed, vocab_size, prompt_len=512, max_tokens=args.model_tokens)
+        questions = IdQuestions(seed, vocab_size, args.prompt_len, args.model_tokens)
         scheduler.append("--no-tokenizer")
     hang = _HANG_SECONDS["model"]
     faults = schedule(seed + 1, args.model_seconds, args.model_fault_every, hang, args.faults)
@@ -182,10 +183,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, help="of requests and faults (default: drawn and printed)")
     add("--seconds", type=_seconds, default=60.0, help="of simulated load (default: 60; 0: none)")
     add("--model-seconds", type=_seconds, default=45.0, help="of a model's (default: 45; 0: none)")
-    add("--model", default="default", help="its folder; without a tokenizer random ids are asked")
+    add("--model", default="default", help="its folder (default: the default model's)")
+    add("--prompt-len", type=int, default=0, help="random ids for it, so many, instead of texts")
     add("--dtype", default="float32", help="its worker's (default: float32, which is exact)")
     add("--num-blocks", type=int, default=64, help="of its K/V pool (default: 64)")
     add("--worker-args", default="", help="more of its worker's, in one argument")
+    add("--scheduler-args", default="", help="of its scheduler's, likewise")
     add("--model-step-tokens", type=int, default=64, help="most of one of its steps (default: 64)")
     add("--model-tokens", type=int, default=48, help="most of an output of its (default: 48)")
     add("--streams", type=int, default=24, help="calls at a time (default: 24)")

@@ -139,7 +139,7 @@ class TextQuestions:
 
 
 class IdQuestions:
-    """As TextQuestions, of random ids for a model without a tokenizer."""
+    """As TextQuestions, of random ids, all as long as they may be."""
 
     def __init__(self, seed: int, vocab_size: int, prompt_len: int, max_tokens: int) -> None:
         rng = random.Random(f"prompts {seed}")
