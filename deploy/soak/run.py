@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -155,6 +156,8 @@ class Soak:
     def _complain(self, question: Question, complaint: str) -> None:
         where = f"request {question.index} ({question.behaviour})"
         self._result.complaints.append(f"{where}: {complaint}")
+        # Not at the end alone: a soak may take hours.
+        print(f"! {where}: {complaint}", file=sys.stderr, flush=True)
 
     async def _inflict(self, began: float) -> None:
         for fault in self._faults:

@@ -85,10 +85,13 @@ class Server:
         if self.child.exit_status is None:
             status = await asyncio.to_thread(self.child.stop, _STOP_SECONDS, threading.Event())
             if status != 0:
-                tail = self.child.tail()
-                self.strange.append(f"the {self.name} stopped with {status}:\n{tail}")
-        left = [process.pid for process in self._family if _lives(process)]
-        self.strange += [f"process {pid} of the {self.name} is left behind" for pid in left]
+                self._complain(f"the {self.name} stopped with {status}:\n{self.child.tail()}")
+        for pid in [process.pid for process in self._family if _lives(process)]:
+            self._complain(f"process {pid} of the {self.name} is left behind")
+
+    def _complain(self, sentence: str) -> None:
+        self.strange.append(sentence)
+        print(f"! {sentence}", file=sys.stderr, flush=True)
 
     def _remember_family(self) -> None:
         try:
@@ -106,7 +109,7 @@ class Server:
                     self.listening_at = time.monotonic()
                 continue
             if status not in self._ends:
-                self.strange.append(f"the {self.name} ended with {status}:\n{self.child.tail()}")
+                self._complain(f"the {self.name} ended with {status}:\n{self.child.tail()}")
                 self.is_lost = True
                 return
             self.listening_at = None
