@@ -83,7 +83,7 @@ async def ask(
     client: AsyncClient, question: Question, expected: Callable[[Question], Answer], call: Call
 ) -> Outcome:
     """`expected` is asked for questions that get an answer."""
-    status = "OK"
+    status, why = "OK", ""
     options: dict[str, Any] = dict(question.options)
     try:
         timeout = question.timeout or PATIENCE
@@ -96,7 +96,7 @@ async def ask(
                     status = "CLOSED"
                     break
     except NanoserveError as error:
-        status = error.code.name
+        status, why = error.code.name, f" ({error.message})"
     done = Outcome(question.behaviour, status, len(call.tokens))
     refusal = _REFUSALS.get(question.behaviour)
     if refusal is None and (complaint := _wrong_tokens(status, call, expected(question))):
@@ -104,8 +104,9 @@ async def ask(
     if done.is_to_be_retried and call.was_away(call.began):
         return done
     if refusal is not None:
-        return _complain(done, "" if status == refusal.name else f"ended {status}")
-    return _complain(done, _wrong_end(question, status, call))
+        return _complain(done, "" if status == refusal.name else f"ended {status}{why}")
+    complaint = _wrong_end(question, status, call)
+    return _complain(done, complaint and complaint + why)
 
 
 async def _dawdle(behaviour: str, num_tokens: int) -> None:

@@ -17,11 +17,11 @@ from deploy.local.child import Child
 _RESTART_SECONDS = 0.2
 _LOOK_SECONDS = 0.02
 _STOP_SECONDS = 40.0
-# How a server may end of a signal: at once of a second SIGTERM; and a worker that stood still for
-# too long gives itself up.
+# How a server may end of a signal. Of SIGTERM also before it has a handler, and at once of a second
+# one. A worker that stood still for too long gives itself up.
 _ENDS = {
     signal.SIGKILL: {-signal.SIGKILL},
-    signal.SIGTERM: {0, 128 + signal.SIGTERM},
+    signal.SIGTERM: {0, -signal.SIGTERM, 128 + signal.SIGTERM},
     signal.SIGSTOP: {1},
 }
 

@@ -12,6 +12,9 @@ from google.rpc import error_details_pb2, status_pb2
 from nanoserve.connection_trouble import trouble
 
 _DETAILS_KEY = "grpc-status-details-bin"
+# What gRPC's library says of a call that had come in but not been taken when its server stopped.
+# Calls that were cancelled by anybody have other words.
+_STOPPED = "CANCELLED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +119,11 @@ def from_rpc(failed: FailedCall) -> NanoserveError:
             ]
         elif detail.Unpack(retry):
             retry_after = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
-    kind = _KINDS.get(failed.code(), ServerError)
-    message = trouble(failed.details()) or failed.details() or ""
-    return kind(failed.code(), message, tuple(violations), retry_after)
+    code, message = failed.code(), trouble(failed.details()) or failed.details() or ""
+    if code is grpc.StatusCode.CANCELLED and message == _STOPPED:
+        code, message = grpc.StatusCode.UNAVAILABLE, "the server stopped before it took the call"
+    kind = _KINDS.get(code, ServerError)
+    return kind(code, message, tuple(violations), retry_after)
 
 
 def _status_of(failed: FailedCall) -> status_pb2.Status:

@@ -141,6 +141,7 @@ def test_the_next_scheduler_takes_the_worker_over_as_it_is(pair: Pair) -> None:
     assert status.worker_incarnation != before, "the rows of the dead one's requests are gone"
     assert status.free_blocks == status.usable_blocks
     assert worker.exit_status is None
+    assert not any("refused" in line for line in worker.lines), "its rows are gone at once"
 
 
 def test_a_scheduler_that_comes_back_after_its_successor_is_refused(
