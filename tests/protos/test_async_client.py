@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import grpc
 import pytest
@@ -15,8 +16,11 @@ from nanoserve import (
     FieldViolation,
     FinishReason,
     InvalidRequestError,
+    NanoserveError,
     UnavailableError,
 )
+from nanoserve.v1 import inference_pb2 as pb
+from nanoserve.v1 import inference_pb2_grpc as pb_grpc
 from tests.protos.scripted_server import ScriptedServer, fail, say
 
 
@@ -109,3 +113,39 @@ async def test_status_and_its_failure(server: ScriptedServer) -> None:
     async with AsyncClient(address) as client:
         with pytest.raises(UnavailableError):
             await client.status()
+
+
+class Busy(pb_grpc.InferenceServiceServicer):
+    async def Generate(
+        self, _request: pb.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is draining")
+
+
+async def test_calls_that_a_server_had_not_taken_when_it_stopped_are_unavailable(
+    tmp_path: Path,
+) -> None:
+    """gRPC's library ends them CANCELLED, by itself."""
+    server = grpc.aio.server()
+    pb_grpc.add_InferenceServiceServicer_to_server(Busy(), server)
+    address = f"unix:{tmp_path}/s"
+    server.add_insecure_port(address)
+    await server.start()
+    seen: list[NanoserveError] = []
+
+    async def ask_again_and_again() -> None:
+        async with AsyncClient(address) as client:
+            while not (seen and seen[-1].unreachable):
+                try:
+                    await client.generate("Hi").collect()
+                except NanoserveError as error:
+                    seen.append(error)
+
+    clients = [asyncio.create_task(ask_again_and_again()) for _ in range(24)]
+    while len(seen) < 48:
+        await asyncio.sleep(0.01)
+    await server.stop(0.2)
+    await asyncio.gather(*clients)
+    assert {error.code for error in seen} == {grpc.StatusCode.UNAVAILABLE}
+    assert {type(error) for error in seen} == {UnavailableError}
+    assert sum("stopped before it took" in error.message for error in seen) > 0
