@@ -13,7 +13,7 @@ class Backoff:
     what a worker that is ready may have to wait, and every open stream with it."""
 
     first: float = 0.05
-    most: float = 0.5
+    most: float = 0.25
     _bound: float = 0.0
 
     def reset(self) -> None:
