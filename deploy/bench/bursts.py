@@ -23,8 +23,10 @@ from deploy.loadtest.workload import Workload
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BurstTimes:
-    """Seconds; of moments, from the one at which all requests were due."""
+    """Seconds; of moments, from the one at which all requests were due, itself of
+    time.monotonic()."""
 
+    due: float
     first_tokens: tuple[float, ...]  # of each stream
     end: float
     tokens: int  # of all streams
@@ -58,7 +60,8 @@ class Bursts:
             vocab_size=vocab_size,
         )
         self.workload = Workload(plan, vocab_size)
-        setup = Setup(plan, vocab_size, secrets.token_hex(4), time.monotonic())
+        self._origin = time.monotonic()
+        setup = Setup(plan, vocab_size, secrets.token_hex(4), self._origin)
         self._fleet = Fleet(setup, min(processes, size), threading.Event())
 
     def __enter__(self) -> Self:
@@ -85,6 +88,7 @@ class Bursts:
             self._check(timeline)
         measured = [measure(timeline) for timeline in timelines]
         return BurstTimes(
+            self._origin + timelines[0].planned,
             tuple(m.first_token for m in measured if m.first_token is not None),
             max(timeline.ended - timeline.planned for timeline in timelines),
             sum(m.tokens for m in measured),

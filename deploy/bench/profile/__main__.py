@@ -3,7 +3,8 @@
 Scheduler and worker run as they are, but keep the times of their steps; clients send a batch at
 once. For each batch: a table (the device busy and idle, a step's way through scheduler, wire and
 worker, CPU time by thread, and what torch's profiler saw of the kernels, in steps of their own),
-and a picture of some steps side by side. On a CPU what is called device is the forward.
+and a picture of some steps side by side. Then the way of a prompt alone to its first token. On a
+CPU what is called device is the forward.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ from pathlib import Path
 import psutil
 
 from deploy.bench.batch import Batch
-from deploy.bench.bursts import Bursts
+from deploy.bench.bursts import Bursts, BurstTimes
 from deploy.bench.machine import machine
 from deploy.bench.profile.account import Account
+from deploy.bench.profile.first_token import FirstToken
 from deploy.bench.profile.picture import plot_timeline
-from deploy.bench.profile.steps import steady_decodes
+from deploy.bench.profile.steps import steady_decodes, steps_of_prompts
 from deploy.bench.profile.thread_times import spent_by_name, thread_times
 from deploy.bench.profile.trace_file import Trace
 from deploy.bench.ready import free_address
 from deploy.bench.worker_process import WorkerProcess
+from deploy.loadtest.fleet import LoadError
 from deploy.local.child import ROOT, environment
 from deploy.local.progress import Progress
 from deploy.model.cache import FetchError
@@ -39,6 +42,7 @@ from deploy.model.fetch import fetch
 from deploy.model.random_llama import SHAPES
 
 _KERNEL_STEPS = 20
+_PROMPTS = 10
 _PATIENCE = 60.0  # seconds, for a kernel profile to end
 
 
@@ -66,9 +70,11 @@ def main(arguments: list[str] | None = None) -> int:
         progress.show("the model")
         try:
             model = _random(folder / "model", args.random) if args.random else fetch(args.model)
-            loads = _send(model, folder, args, progress)
-            accounts = _accounts(loads, folder)
-        except (FetchError, RuntimeError, ValueError) as error:
+            loads, prompts = _send(model, folder, args, progress)
+            scheduler, worker = Trace.load(folder / "scheduler"), Trace.load(folder / "worker")
+            accounts = _accounts(loads, scheduler, worker)
+            first_token = _first_token(args.prompt, prompts, scheduler, worker)
+        except (FetchError, LoadError, RuntimeError, ValueError) as error:
             print(f"bench-profile: {error}", file=sys.stderr)
             return 1
     progress.end(f"took {progress.seconds:.0f} s")
@@ -81,7 +87,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(account.describe())
         picture = args.out / f"batch-{account.streams}.png"
         plot_timeline(account, args.steps, subtitle, picture)
-    report = {"accounts": [account.to_json() for account in accounts], "machine": about}
+    print(first_token.describe())
+    report = {
+        "accounts": [account.to_json() for account in accounts],
+        "first_token": first_token.to_json(),
+        "machine": about,
+    }
     (args.out / "profile.json").write_text(json.dumps(report, indent=1) + "\n")
     print(f"pictures and figures: {args.out}")
     return 0
@@ -99,7 +110,10 @@ def _random(folder: Path, shape: str) -> Path:
     return folder
 
 
-def _send(model: Path, folder: Path, args: argparse.Namespace, progress: Progress) -> list[_Load]:
+def _send(
+    model: Path, folder: Path, args: argparse.Namespace, progress: Progress
+) -> tuple[list[_Load], list[BurstTimes]]:
+    """The batches, and prompts that came alone."""
     vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
     traced = "deploy.bench.profile.traced_"
     own = ("--model", str(model))
@@ -133,7 +147,11 @@ def _send(model: Path, folder: Path, args: argparse.Namespace, progress: Progres
                 loads.append(_Load(streams, since, until, before, after))
                 if not args.no_kernels:
                     _profile_kernels(bursts, folder / "worker.kernels")
-    return loads
+        progress.show("first tokens")
+        with Batch(1, args.prompt, vocab_size, 0).bursts(address, 1) as bursts:
+            bursts.send()  # a warm-up
+            prompts = [bursts.send() for _ in range(_PROMPTS)]
+    return loads, prompts
 
 
 def _profile_kernels(bursts: Bursts, wanted: Path) -> None:
@@ -156,9 +174,18 @@ def _cpu_times(worker: WorkerProcess) -> dict[str, dict[int, float]]:
     return {"worker": own, "scheduler": scheduler, "front ends": front_ends}
 
 
-def _accounts(loads: list[_Load], folder: Path) -> list[Account]:
+def _first_token(
+    prompt: int, prompts: list[BurstTimes], scheduler: Trace, worker: Trace
+) -> FirstToken:
+    """Raises ValueError if a prompt took more steps than one."""
+    due = [times.due for times in prompts]
+    seen = [times.due + times.first_tokens[0] for times in prompts]
+    steps = steps_of_prompts(scheduler, worker, list(zip(due, seen, strict=True)))
+    return FirstToken(prompt, steps, due, seen)
+
+
+def _accounts(loads: list[_Load], scheduler: Trace, worker: Trace) -> list[Account]:
     """Raises ValueError if a load had too few steps."""
-    scheduler, worker = Trace.load(folder / "scheduler"), Trace.load(folder / "worker")
     names = {"worker": worker.threads, "scheduler": scheduler.threads, "front ends": {}}
     kernels = [*worker.kernels, *[()] * len(loads)]
     accounts = []

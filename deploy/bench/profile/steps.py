@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +17,15 @@ Column = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Steps:
-    """Moments in ms, in the order of a step's way; float64 [n] each.
+    """Moments in ms from `origin` on (of time.monotonic()), in the order of a step's way; float64
+    [n] each.
 
     The device tells durations, not moments: a step starts `idle` after the end of the one before.
     The chain of these is put as late as it can be with every step done before the worker found it
     so. What the durations leave of it is `copy`: tokens on their way to the host.
     """
 
+    origin: float
     planning: Column  # the last answer, or else step, before it was off the engine's hands
     sending: Column  # the engine hands it to the link
     sent: Column
@@ -45,15 +48,7 @@ class Steps:
     @property
     def interval(self) -> float:
         """From one step to the next, on average."""
-        return float(self.sampled[-1] - self.sampled[0]) / (len(self) - 1)
-
-    def part(self, first: int, count: int) -> Steps:
-        """Some of them."""
-        columns = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "copy"}
-        return Steps(
-            **{name: values[first : first + count] for name, values in columns.items()},
-            copy=self.copy,
-        )
+        return float((self.sampled - self.computing + self.idle).mean()) + self.copy
 
 
 def steady_decodes(scheduler: Trace, worker: Trace, streams: int, since: int, until: int) -> Steps:
@@ -70,7 +65,23 @@ def steady_decodes(scheduler: Trace, worker: Trace, streams: int, since: int, un
             f"{last - first} steady steps of {streams} streams, at least 4 are needed: ask for "
             "more output"
         )
-    return _on_one_clock({name: values[first:last] for name, values in columns.items()})
+    steady = {name: values[first:last] for name, values in columns.items()}
+    return _on_one_clock(steady, chained=True)
+
+
+def steps_of_prompts(
+    scheduler: Trace, worker: Trace, spans: Sequence[tuple[float, float]]
+) -> Steps:
+    """The one step of each prompt, handed over within its span (seconds, time.monotonic()). Raises
+    ValueError where there is another number of them."""
+    columns = _joined(scheduler, worker)
+    sending = columns["sending"] / 1e9
+    found = [np.flatnonzero((sending > since) & (sending < until)) for since, until in spans]
+    if counts := {len(steps) for steps in found} - {1}:
+        raise ValueError(f"a prompt took {max(counts)} steps, not one: take a shorter --prompt")
+    chosen = np.concatenate(found)
+    prompts = {name: values[chosen] for name, values in columns.items()}
+    return _on_one_clock(prompts, chained=False)
 
 
 def _joined(scheduler: Trace, worker: Trace) -> dict[str, NDArray[np.int64]]:
@@ -92,8 +103,10 @@ def _longest_run(wanted: NDArray[np.bool_]) -> tuple[int, int]:
     return int(edges[2 * longest]), int(edges[2 * longest + 1])
 
 
-def _on_one_clock(columns: dict[str, NDArray[np.int64]]) -> Steps:
-    origin = columns["sending"][0]
+def _on_one_clock(columns: dict[str, NDArray[np.int64]], *, chained: bool) -> Steps:
+    """`chained`: the steps follow each other without a gap, so that the device's moments can be
+    told; else each is taken for done when it was found so."""
+    origin = int(columns["sending"][0])
     moments = ("sending", "sent", "taken", "launching", "launched", "done")
     at = {name: (columns[name] - origin) / 1e6 for name in moments}
     spent = {
@@ -107,12 +120,9 @@ def _on_one_clock(columns: dict[str, NDArray[np.int64]]) -> Steps:
     inline = np.where(columns["done"] == columns["launched"], busy, 0.0)
     started = at["launched"] - inline - spent["input"]
     arrived = started - spent["queue"]
-    ends = np.cumsum(spent["idle"] + busy)
-    missing = (at["done"][-1] - at["done"][0]) - (ends[-1] - ends[0])
-    copy = max(0.0, float(missing) / (len(ends) - 1))
-    ends += copy * np.arange(len(ends))
-    sampled = ends + float((at["done"] - ends).min()) - copy
+    sampled, copy = _device_ends(at["done"], spent["idle"], busy) if chained else (at["done"], 0.0)
     return Steps(
+        origin=origin / 1e6,
         planning=planning,
         sending=at["sending"],
         sent=at["sent"],
@@ -129,3 +139,12 @@ def _on_one_clock(columns: dict[str, NDArray[np.int64]]) -> Steps:
         idle=spent["idle"],
         copy=copy,
     )
+
+
+def _device_ends(done: Column, idle: Column, busy: Column) -> tuple[Column, float]:
+    """When each step's tokens were sampled, and how long copying them takes."""
+    ends = np.cumsum(idle + busy)
+    missing = (done[-1] - done[0]) - (ends[-1] - ends[0])
+    copy = max(0.0, float(missing) / (len(ends) - 1))
+    ends += copy * np.arange(len(ends))
+    return ends + float((done - ends).min()) - copy, copy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import grpc
@@ -43,6 +44,7 @@ def test_a_burst_sends_what_no_burst_before_it_sent() -> None:
     assert len(sent) == 4
     assert sent >= set(map(tuple, batch.prompts()))
     assert len({request.request_id for request in server.requests}) == 4
+    assert 0 < first.due < second.due < time.monotonic()
     for times in (first, second):
         assert (len(times.first_tokens), times.tokens) == (2, 6)
         assert len(times.gaps) == 4  # the first message's tokens have none

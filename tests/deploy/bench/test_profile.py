@@ -14,8 +14,9 @@ from matplotlib.image import imread
 
 from deploy.bench.profile.__main__ import main
 from deploy.bench.profile.account import Account
+from deploy.bench.profile.first_token import FirstToken
 from deploy.bench.profile.picture import plot_timeline
-from deploy.bench.profile.steps import Steps, steady_decodes
+from deploy.bench.profile.steps import Steps, steady_decodes, steps_of_prompts
 from deploy.bench.profile.thread_times import spent_by_name, thread_times
 from deploy.bench.profile.trace_file import Trace, TraceFile
 from deploy.bench.profile.traced_scheduler import COLUMNS as SCHEDULER
@@ -61,7 +62,9 @@ def test_steps_of_both_processes_lie_on_one_clock() -> None:
     steps = steady(10)
     assert len(steps) == 8
     # The first of them, step 1, is handed over at -10 ms.
-    first = {name: getattr(steps, name)[0] for name in Steps.__slots__ if name != "copy"}
+    first = {
+        name: getattr(steps, name)[0] for name in Steps.__slots__ if name not in ("copy", "origin")
+    }
     assert first == {
         **{"sending": 0.0, "sent": 1.0, "arrived": 2.0, "started": 3.0, "launching": 3.5},
         **{"launched": 5.5, "computing": 21.0, "sampling": 27.0, "sampled": 29.0},
@@ -107,6 +110,29 @@ def test_only_decodes_of_all_streams_between_two_moments_count() -> None:
         steady_decodes(scheduler, worker, 2, 0, 150 * MS)
     with pytest.raises(ValueError, match="0 steady steps of 3 streams"):
         steady_decodes(scheduler, worker, 3, 0, 10**12)
+
+
+def test_a_prompts_way_from_the_client_and_back_is_told_part_by_part() -> None:
+    scheduler, worker = traces(8)
+    # Steps 4 and 6 are of prompts: handed over at 20 and 40 ms, taken at 51.5 and 71.5.
+    due, seen = [0.0175, 0.0365], [0.0535, 0.0745]
+    steps = steps_of_prompts(scheduler, worker, [(0.0175, 0.021), (0.0365, 0.041)])
+    found = FirstToken(512, steps, due, seen)
+    assert found.milliseconds == pytest.approx(37.0)
+    parts = found.parts
+    assert sum(parts.values()) == pytest.approx(37.0, abs=1.5)  # medians of two, not of one
+    assert parts["client, front end, engine"] == pytest.approx((2.5 + 3.5) / 2)
+    assert parts["engine, front end, client"] == pytest.approx((2.0 + 3.0) / 2)
+    assert parts["device, forward"] == pytest.approx(6.0)
+    # From launching, at 23.5 ms, to done, at 50, less forward and sampling.
+    assert parts["launch, found done"] == pytest.approx(26.5 - 8)
+    assert (parts["wire, out"], parts["check"], parts["wire, back"]) == (1.0, 0.5, 1.0)
+    assert "first token of one prompt of 512: 37.00 ms, medians over 2 prompts" in found.describe()
+
+
+def test_a_prompt_of_several_steps_is_refused() -> None:
+    with pytest.raises(ValueError, match="a prompt took 3 steps, not one"):
+        steps_of_prompts(*traces(8), [(0.0175, 0.021), (0.0175, 0.041)])
 
 
 def account(streams: int = 2) -> Account:
@@ -187,6 +213,9 @@ def test_a_profile_of_a_small_model_on_this_cpu(
     assert found["cpu_ms"]["scheduler"]["engine"] > 0
     products = [k for k in found["kernels"] if k["name"] == "mkldnn::_linear_pointwise"]
     assert products[0]["launches_per_step"] == 9  # four of each layer, and the head
+    parts = report["first_token"]["parts_ms"]
+    assert min(parts.values()) > -0.1
+    assert sum(parts.values()) == pytest.approx(report["first_token"]["ms"], rel=0.3)
     assert (tmp_path / "out" / "batch-2.png").stat().st_size > 10_000
     assert "batch 2: a step every" in capsys.readouterr().out
 
