@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from deploy.bench.profile.steps import Steps
+from deploy.bench.profile.steps import Column, Steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,12 +27,17 @@ class FirstToken:
 
     @property
     def parts(self) -> dict[str, float]:
-        """Medians over the prompts, ms, one after the other. Of the device its own time is known,
-        and not when: what is beside it between the launch's begin and the step found done is the
-        launch and the finding."""
+        """Medians over the prompts, ms."""
+        return {name: float(np.median(span)) for name, span in self.spans.items()}
+
+    @property
+    def spans(self) -> dict[str, Column]:
+        """Of each prompt, ms; one after the other. Of the device its own time is known, and not
+        when: what is beside it between the launch's begin and the step found done is the launch and
+        the finding."""
         s = self.steps
         due, seen = (1e3 * np.asarray(at) - s.origin for at in (self.due, self.seen))
-        spans = {
+        return {
             "client, front end, engine": s.sending - due,
             "encode": s.sent - s.sending,
             "wire, out": s.arrived - s.sent,
@@ -45,7 +50,6 @@ class FirstToken:
             "wire, back": s.taken - s.answered,
             "engine, front end, client": seen - s.taken,
         }
-        return {name: float(np.median(span)) for name, span in spans.items()}
 
     def to_json(self) -> dict[str, Any]:
         return {"prompt": self.prompt, "ms": self.milliseconds, "parts_ms": self.parts}
