@@ -13,6 +13,7 @@ from pathlib import Path
 from nanoserve import AsyncClient, ServerStatus
 from tests.end_to_end.servers import running, supervised
 from tests.tiny_llama import tiny_llama
+from tests.worker.recorded_steps import entries, replay_process, steps_of
 from worker.simulated_tokens import expected_tokens
 
 VOCAB = 256
@@ -153,3 +154,46 @@ def test_a_tiny_llamas_tokens_are_the_same_with_and_without_and_when_its_worker_
     assert status.worker_restarts == 1
     assert status.preemptions > 0
     assert status.prefix_hits > 200
+
+
+def test_a_dump_of_a_worker_whose_rows_share_blocks_replays_to_the_same_crash(
+    tmp_path: Path,
+) -> None:
+    """What was shared before the dump begins, and by whom, is made up for."""
+    poison = 99
+    dumps = ("--dump-dir", str(tmp_path), "--dump-prompts", "--crash-tokens", str(poison))
+    size = ("--block-size", "4", "--num-blocks", "120", "--max-rows", "8", "--step-ms", "1")
+    worker = ("--vocab-size", "100", "--avoid-tokens", str(poison), *size, *dumps)
+    rng = random.Random(4)
+    stems = [[rng.randrange(poison) for _ in range(60)] for _ in range(3)]
+    works = [
+        Work(tuple(rng.choice(stems)[: rng.randint(9, 60)]), rng.randint(1, 30), 0.0, 0)
+        for _ in range(150)
+    ]
+
+    async def load(address: str) -> None:
+        async with AsyncClient(address) as client:
+            calls = [asyncio.create_task(one(client, w, rng.uniform(0, 0.5))) for w in works]
+            await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            while (await client.status()).steps < 150:
+                await asyncio.sleep(0.01)
+            calls.append(asyncio.create_task(one(client, Work((*stems[0][:40], poison), 1, 0, 0))))
+            while not list(tmp_path.glob("*.bin")):
+                await asyncio.sleep(0.01)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+    with supervised(simulate=True, worker=worker) as servers:
+        asyncio.run(load(servers.address))
+    first = min(tmp_path.glob("*.bin"))
+    steps = steps_of(first)
+    assert sum(len(entry.result.result.tokens) // 4 for entry in entries(first)) > 200
+    assert any(
+        new.tokens_in_pool for one in steps if not one.synthetic for new in one.step.new_rows
+    )
+    assert any(new.tokens_in_pool for one in steps if one.synthetic for new in one.step.new_rows)
+    done = replay_process(first)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "is fatal: RuntimeError: a crash token" in done.stdout
+    assert done.stdout.endswith("equal: the same tokens, flags and refusals, and the same end\n")

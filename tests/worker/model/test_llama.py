@@ -90,3 +90,24 @@ def test_int64_token_ids_are_the_same_as_int32(llama: Llama) -> None:
     assert torch.equal(
         llama.forward(inputs, player.pool), llama.forward(wide, Player(llama, [9]).pool)
     )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("shared", [8, 64, 72, 136])
+def test_logits_behind_a_prefix_that_another_row_computed_are_ones_own_to_the_bit(
+    tmp_path: Path, dtype: torch.dtype, shared: int
+) -> None:
+    llama = load_llama(tiny_llama(tmp_path), dtype)
+    prompt = torch.randint(0, 256, (150,), generator=torch.Generator().manual_seed(3)).tolist()
+    alone = Player(llama, [150], block_size=8).step({0: prompt})
+    player = Player(llama, [160, 150, 40], block_size=8)
+    other = [*prompt[:shared], *range(20)]
+    for begin, end in ((0, 3), (3, 50), (50, 51), (51, len(other))):
+        player.step({0: other[begin:end], 2: [7]})
+    player.tables[1, : shared // 8] = player.tables[0, : shared // 8]
+    player.lengths[1] = shared
+    together = player.step({0: [9], 1: prompt[shared:-1], 2: [5, 6, 7]})
+    assert torch.equal(together[1 : 150 - shared], alone[shared:-1])
+    last = player.step({1: prompt[-1:]})
+    assert torch.equal(last, alone[-1:])
