@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from scheduler.core.audit_error import fail
 from scheduler.core.ledger import Ledger
-from scheduler.core.prefix_cache import Prefix
+from scheduler.core.prefix_cache import ROOT
 from scheduler.core.window import Window
 
 # What has to be looked at one by one: so many at a time, those of a larger pool or table in
@@ -34,69 +32,66 @@ def _in_turn(ledger: Ledger, count: int, most: int) -> np.ndarray:
     return np.arange(start, start + min(count, most)) % max(1, count)
 
 
-def _some(ledger: Ledger) -> Iterator[Prefix]:
+def _some(ledger: Ledger) -> list[int]:
+    """Known blocks."""
     by_block = ledger.sharing.cache.by_block
-    for block in _in_turn(ledger, len(by_block), BLOCKS_AT_A_TIME).tolist():
-        if (prefix := by_block[block]) is not None:
-            yield prefix
+    blocks = _in_turn(ledger, len(by_block), BLOCKS_AT_A_TIME).tolist()
+    return [block for block in blocks if by_block[block] != ROOT]
 
 
 def _check_known(ledger: Ledger) -> None:
     rule = "a kept block is that of one known prefix"
     cache, kept = ledger.sharing.cache, ledger.allocator.kept
+    sizes = {len(cache.blocks), len(cache._prefixes), int(kept.sum())}
+    if len(sizes) > 1:
+        fail(rule, f"{kept.sum()} are kept, {len(cache.blocks)} have a prefix")
     for block in _in_turn(ledger, len(cache.by_block), BLOCKS_AT_A_TIME).tolist():
         prefix = cache.by_block[block]
-        if (prefix is not None) is not bool(kept[block]):
-            fail(rule, f"block {block} is kept: {bool(kept[block])}, known: {prefix is not None}")
-        if prefix is None:
+        if (prefix != ROOT) is not bool(kept[block]):
+            fail(rule, f"block {block} is kept: {bool(kept[block])}, known: {prefix != ROOT}")
+        if prefix == ROOT:
             continue
-        before = prefix.parent
-        if prefix.block != block or before is None or before.children.get(prefix.tokens) != prefix:
+        if cache.blocks[prefix] != block or cache._prefixes.get(cache._keys[block]) != prefix:
             fail(rule, f"the prefix of block {block} cannot be found")
-        _check_children(rule, ledger, prefix)
-    _check_children(rule, ledger, cache.root)
-
-
-def _check_children(rule: str, ledger: Ledger, prefix: Prefix) -> None:
-    by_block = ledger.sharing.cache.by_block
-    for child in prefix.children.values():
-        if by_block[child.block] is not child or child.parent is not prefix:
-            fail(rule, f"block {child.block} is another's, or behind another")
+        if (before := cache.before(block)) != ROOT and before not in cache.blocks:
+            fail(rule, f"what the prefix of block {block} begins with is not known")
 
 
 def _check_holders(ledger: Ledger) -> None:
     rule = "whoever holds a prefix's block holds those before it"
-    references, root = ledger.allocator.references, ledger.sharing.cache.root
-    for prefix in _some(ledger):
-        before = prefix.parent
-        if before not in (None, root) and references[prefix.block] > references[before.block]:
-            fail(rule, f"block {prefix.block} has more holders than {before.block} before it")
+    references, cache = ledger.allocator.references, ledger.sharing.cache
+    for block in _some(ledger):
+        if (prefix := cache.before(block)) != ROOT:
+            before = cache.blocks[prefix]
+            if references[block] > references[before]:
+                fail(rule, f"block {block} has more holders than {before} before it")
 
 
 def _check_order(ledger: Ledger) -> None:
     rule = "a cached block is taken before those that its prefix begins with"
-    cached = ledger.allocator.cached_blocks
+    cache, cached = ledger.sharing.cache, ledger.allocator.cached_blocks
     place = np.full(ledger.allocator.num_blocks, len(cached))  # of others: after all of them
     place[cached] = np.arange(len(cached))
-    for prefix in _some(ledger):
-        late = [c.block for c in prefix.children.values() if place[c.block] > place[prefix.block]]
-        if late:
-            fail(rule, f"block {prefix.block} goes before {late}, which begin with it")
+    for block in _some(ledger):
+        if (prefix := cache.before(block)) != ROOT:
+            before = cache.blocks[prefix]
+            if place[block] > place[before]:
+                fail(rule, f"block {before} is taken before {block}, which begins with it")
 
 
 def _check_chains(ledger: Ledger) -> None:
     rule = "a row shares what has its own tokens, and only that"
     sharing, tables, size = ledger.sharing, ledger.tables, ledger.tables.block_size
-    by_block, allocator = sharing.cache.by_block, ledger.allocator
+    cache, allocator = sharing.cache, ledger.allocator
     for row in np.flatnonzero(ledger.rows.live).tolist():
         table, count = tables.table(row), int(sharing.published[row])
         for index in _in_turn(ledger, count, BLOCKS_OF_A_ROW).tolist():
-            prefix = by_block[table[index]]
-            if prefix is None:
+            prefix = cache.by_block[table[index]]
+            if prefix == ROOT:
                 continue  # it was withdrawn, and so were those behind it
-            before = by_block[table[index - 1]] if index else sharing.cache.root
+            before = cache.by_block[table[index - 1]] if index else ROOT
             tokens = ledger.rows.tokens[row, index * size : (index + 1) * size].tobytes()
-            if prefix.parent is not before or prefix.tokens != tokens:
+            if cache.longer(before, tokens) != prefix:
                 fail(rule, f"block {table[index]} of row {row} has other tokens than its own")
         own = table[count:]
         wrong = own[allocator.kept[own] | (allocator.references[own] > 1)]

@@ -94,18 +94,17 @@ class BlockAllocator:
         Raises ValueError, changing nothing, if a block has fewer references than that (a double
         free)."""
         self._check_ids(blocks)
-        ids, counts = np.unique(blocks, return_counts=True)
-        short = self.references[ids] < counts
-        if short.any():
-            raise ValueError(
-                f"block {int(ids[short][0])} was released more often than it was taken"
-            )
-        self.references[ids] -= counts.astype(np.int32)
-        freed = ids[(self.references[ids] == 0) & ~self.kept[ids]]
+        np.subtract.at(self.references, blocks, 1)
+        left = self.references[blocks]
+        if (left < 0).any():
+            np.add.at(self.references, blocks, 1)
+            block = int(blocks[left < 0][0])
+            raise ValueError(f"block {block} was released more often than it was taken")
+        unheld, kept = left == 0, self.kept[blocks]
+        freed = list(dict.fromkeys(blocks[unheld & ~kept].tolist()))  # each once
         self._free[self._num_free : self._num_free + len(freed)] = freed
         self._num_free += len(freed)
-        cached = blocks[(self.references[blocks] == 0) & self.kept[blocks]]
-        self._cached.update(dict.fromkeys(cached[::-1].tolist()))
+        self._cached.update(dict.fromkeys(blocks[unheld & kept][::-1].tolist()))
 
     def keep(self, block: int) -> None:
         """Marks a held block: it will be cached when nobody holds it any more. Raises

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from scheduler.core.front_end import FinishReason, RequestUsage, Submission
-from scheduler.core.prefix_cache import Prefix
 
 NO_ROW = -1
 
@@ -50,8 +49,8 @@ class Request:
     # Of the worker in a row while it was in flight, and its tokens at the last of them.
     crashes: int = 0
     crashed_at: int = 0
-    # What it found in the prefix cache while it waits, from the last time it was looked at.
-    found: list[Prefix] = field(default_factory=list)
+    # The prefixes that it finds in the cache while it waits, as of the last time it was looked at.
+    found: list[int] = field(default_factory=list)
     cached: int = 0  # prompt tokens that it found when it was first given a row
     lost: int = 0  # tokens that were in the pool when its last row was taken away
     recomputed: int = 0  # of such, those that were computed once more

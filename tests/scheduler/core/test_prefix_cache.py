@@ -3,8 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from scheduler.core import prefix_cache
 from scheduler.core.block_allocator import BlockAllocator
-from scheduler.core.prefix_cache import NO_BLOCK, Prefix, PrefixCache
+from scheduler.core.prefix_cache import ROOT, PrefixCache
 
 
 class Pool:
@@ -17,23 +18,24 @@ class Pool:
 
     def put(self, *tokens: int) -> list[int]:
         found = self.find(*tokens, 99)
-        shared = np.array([prefix.block for prefix in found], np.int32)
+        shared = np.array([self.cache.blocks[prefix] for prefix in found], np.int32)
         self.allocator.share(shared)
         own = self.allocator.allocate(len(tokens) // 2 - len(found))
-        prefix = found[-1] if found else self.cache.root
-        for start, block in zip(range(2 * len(found), len(tokens), 2), own.tolist(), strict=True):
-            prefix = self.cache.add(prefix, ids(tokens[start : start + 2]).tobytes(), block)
+        prefix = found[-1] if found else ROOT
+        starts = range(2 * len(found), len(tokens), 2)
+        keys = [ids(tokens[start : start + 2]).tobytes() for start in starts]
+        assert self.cache.add(prefix, own.tolist(), keys) == len(own)
         blocks = np.append(shared, own)
         self.allocator.release(blocks)
         return blocks.tolist()
 
-    def find(self, *tokens: int) -> list[Prefix]:
-        found: list[Prefix] = []
+    def find(self, *tokens: int) -> list[int]:
+        found: list[int] = []
         self.cache.find(ids(tokens), found)
         return found
 
     def blocks(self, *tokens: int) -> list[int]:
-        return [prefix.block for prefix in self.find(*tokens)]
+        return [self.cache.blocks[prefix] for prefix in self.find(*tokens)]
 
 
 def ids(tokens: tuple[int, ...]) -> np.ndarray:
@@ -64,53 +66,41 @@ class OneHash(bytes):
         return 0
 
 
-class Tokens:
-    """Tokens that count how many blocks of them were looked at, and choose the keys' type."""
+def test_with_one_hash_for_all_only_equal_tokens_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = prefix_cache._key
+    monkeypatch.setattr(prefix_cache, "_key", lambda *of: OneHash(real(*of)))
+    pool = Pool(num_blocks=40)
+    blocks = {}
+    for first in range(6):
+        tokens = [token for second in range(6) for token in (first, second)]
+        blocks[first] = pool.put(*tokens)
+    assert len({block for some in blocks.values() for block in some}) == 36
+    for first in range(6):
+        tokens = [token for second in range(6) for token in (first, second)]
+        assert pool.blocks(*tokens, 0) == blocks[first]
+        assert pool.blocks(first, 0, first, 0, 0) == blocks[first][:1]
+    assert pool.blocks(0, 6, 0, 0) == []
 
-    def __init__(self, *tokens: int, key: type[bytes] = bytes) -> None:
+
+class Tokens:
+    """Tokens that count how many blocks of them were looked at."""
+
+    def __init__(self, *tokens: int) -> None:
         self.tokens = ids(tokens)
-        self.key = key
         self.looks = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __getitem__(self, place: slice) -> Key:
+    def __getitem__(self, place: slice) -> np.ndarray:
         self.looks += 1
-        return Key(self.key(self.tokens[place].tobytes()))
-
-
-class Key:
-    def __init__(self, key: bytes) -> None:
-        self.tobytes = lambda: key
-
-
-def test_with_one_hash_for_all_only_equal_tokens_are_found() -> None:
-    pool = Pool(num_blocks=40)
-    blocks = {}
-    for first in range(6):
-        prefix = pool.cache.root
-        for second in range(6):
-            (block,) = pool.allocator.allocate(1).tolist()
-            prefix = pool.cache.add(prefix, OneHash(ids((first, second)).tobytes()), block)
-            blocks[first, second] = block
-
-    def found(*tokens: int) -> list[int]:
-        prefixes: list[Prefix] = []
-        pool.cache.find(Tokens(*tokens, key=OneHash), prefixes)  # type: ignore[arg-type]
-        return [prefix.block for prefix in prefixes]
-
-    for first in range(6):
-        tokens = [token for second in range(6) for token in (first, second)]
-        assert found(*tokens, 0) == [blocks[first, second] for second in range(6)]
-        assert found(first, 0, first, 0, 0) == [blocks[first, 0]]
-    assert found(0, 6, 0, 0) == []
+        return self.tokens[place]
 
 
 def test_looking_again_costs_only_what_has_changed() -> None:
     pool = Pool()
     pool.put(1, 2, 3, 4, 5, 6)
-    found: list[Prefix] = []
+    found: list[int] = []
     tokens = Tokens(1, 2, 3, 4, 5, 6, 7, 8, 9, 9)
 
     def looks() -> int:
@@ -145,7 +135,7 @@ def test_a_block_that_was_taken_for_something_else_is_found_no_more() -> None:
     pool.put(1, 2, 3, 4, 5, 6)
     found = pool.find(1, 2, 3, 4, 5, 6, 7)
     pool.put(7, 8, 9, 10)
-    assert [prefix.block for prefix in found[1:]] == [NO_BLOCK] * 2
+    assert [prefix in pool.cache.blocks for prefix in found] == [True, False, False]
     assert len(pool.find(1, 2, 3, 4, 5, 6, 7)) == 1
     assert len(pool.find(7, 8, 9, 10, 11)) == 2
 
@@ -168,9 +158,14 @@ def test_what_begins_with_a_forgotten_prefix_is_forgotten_too_and_holders_keep_t
     assert pool.allocator.num_free == pool.allocator.num_usable
 
 
-def test_one_block_is_known_for_the_same_tokens() -> None:
+def test_where_another_block_is_known_for_the_same_tokens_nothing_is_added() -> None:
     pool = Pool()
-    pool.put(1, 2)
-    (block,) = pool.allocator.allocate(1).tolist()
-    with pytest.raises(ValueError, match=f"block {block} has what block 1 has"):
-        pool.cache.add(pool.cache.root, ids((1, 2)).tobytes(), block)
+    a, b = pool.put(1, 2, 3, 4)
+    c, d = pool.allocator.allocate(2).tolist()
+    keys = [ids((3, 4)).tobytes(), ids((5, 6)).tobytes()]
+    (first,) = pool.find(1, 2, 3)
+    assert pool.cache.add(first, [c, d], keys) == 0
+    assert pool.cache.add(first, [d], keys[1:]) == 1
+    assert pool.blocks(1, 2, 3, 4, 0) == [a, b]
+    assert pool.blocks(1, 2, 5, 6, 0) == [a, d]
+    assert pool.allocator.kept[[c, d]].tolist() == [False, True]

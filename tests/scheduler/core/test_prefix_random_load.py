@@ -103,8 +103,8 @@ def test_random_requests_that_share_get_the_tokens_that_they_would_get_alone(
         evicted.append(block)
         real(cache, block)
 
-    real = PrefixCache._evicted
-    monkeypatch.setattr(PrefixCache, "_evicted", evict)
+    real = PrefixCache._forget_block
+    monkeypatch.setattr(PrefixCache, "_forget_block", evict)
     hits = queries = preemptions = 0
     for seed in range(14):
         load = SharedLoad(seed, ContinuousBatching(), losses)

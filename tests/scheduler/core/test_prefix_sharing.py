@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from scheduler.core.front_end import Failure, FailureKind, Finish
-from scheduler.core.prefix_cache import Prefix
 from scheduler.core.static_batching import StaticBatching
 from scheduler.core.worker_link import NewRow
 from tests.scheduler.core.fake_worker import FakeWorker, expected_tokens
@@ -33,7 +32,7 @@ def computed(harness: Harness, handle: int) -> int:
 
 def known(harness: Harness, tokens: list[int]) -> int:
     """Full blocks of `tokens` that the cache knows of."""
-    found: list[Prefix] = []
+    found: list[int] = []
     harness.books.sharing.cache.find(np.array([*tokens, 0], np.int32), found)
     return len(found)
 
