@@ -2,46 +2,65 @@
 
 First tokens: on the model, prompts of a shared beginning and a few ids of their own, sent one
 after the other. The first of each round computes the beginning, those behind it find it. Times
-are the client's, from sending to the first token.
+are the client's, from sending to the answer of one token.
 
-Costs: a scheduler with the cache and one without, each with a simulated worker, take turns
-under the same load, once with prompts that share nothing and once with ones that share all but
-a few ids. Told is CPU time of the scheduler's process, which a busy machine disturbs less than
-time: for each step, and for each request.
+Costs: CPU time of the engine for a step, without wire and clients. An engine with the cache and
+one without take turns step by step, so that what else the machine does disturbs both alike;
+once with prompts that share nothing, once with ones that share all but a few ids.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
 import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
+import numpy as np
 
-from deploy.bench.interval import median_interval
 from deploy.bench.machine import machine
 from deploy.bench.ready import READY_SECONDS
-from deploy.loadtest.arrivals import Closed
-from deploy.loadtest.lengths import Fixed
-from deploy.loadtest.plan import Content, LoadPlan, Nanoserve
-from deploy.loadtest.run import run_load
 from deploy.local.progress import Progress
 from deploy.local.servers import Servers, ServerSettings
 from deploy.local.stop_signals import Unasked
 from deploy.model.fetch import fetch
 from nanoserve import Client
+from scheduler.core.config import EngineConfig
+from scheduler.core.engine import Engine
+from scheduler.core.front_end import EngineStatus, EventBatch, Submission
+from scheduler.core.worker_link import (
+    Connected,
+    Inbox,
+    StepAnswer,
+    StepPlan,
+    StepTimes,
+    WorkerInfo,
+)
 
 OWN_TOKENS = 16
 OUTPUT_TOKENS = 64
-WITHOUT = ("--no-prefix-cache",)
+VOCAB_SIZE = 32000
+WARM_UP_STEPS = 200
+WORKER = WorkerInfo(
+    incarnation=1,
+    last_executed_step=0,
+    device="cuda",
+    fingerprint="",
+    vocab_size=VOCAB_SIZE,
+    max_model_len=4096,
+    num_blocks=20_000,
+    block_size=16,
+    max_rows=256,
+    max_step_tokens=8192,
+    max_steps_in_flight=8,
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -54,10 +73,12 @@ def main(arguments: list[str] | None = None) -> int:
         for name, seconds in firsts.items():
             print(f"{name:<28}{_spread([1000 * s for s in seconds])} ms to the first token")
     if "cost" in args.only:
-        windows = _costs(args, progress)
-        report["windows"] = [asdict(window) for window in windows]
         for shared in (False, True):
-            print(_cost_lines([w for w in windows if w.shared is shared]))
+            progress.show(f"steps, {'shared' if shared else 'nothing shared'}")
+            seconds = _costs(shared, args)
+            name = "shared" if shared else "own"
+            report[f"step_seconds_{name}"] = {str(cache): of for cache, of in seconds.items()}
+            print(_cost_line(shared, seconds))
     progress.end(f"it took {progress.seconds:.0f} s")
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n")
@@ -68,7 +89,6 @@ def _first_tokens(args: argparse.Namespace, progress: Progress) -> dict[str, lis
     """Seconds, by what was found."""
     folder = fetch(args.model)
     vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
-    worker = ("--dtype", "bfloat16", "--threads", str(args.threads))
     computed, found = f"{args.prefix} tokens to compute", f"{args.prefix} tokens found"
     seconds: dict[str, list[float]] = {computed: [], found: []}
     rng = random.Random(0)
@@ -76,13 +96,23 @@ def _first_tokens(args: argparse.Namespace, progress: Progress) -> dict[str, lis
     def ids(count: int) -> list[int]:
         return [rng.randrange(vocab_size) for _ in range(count)]
 
-    with _servers(progress, model=folder, worker=worker) as servers, Client(servers.address) as c:
-        _time_to_first(c, ids(args.prefix))  # warms up
+    settings = ServerSettings(
+        model=folder,
+        listen=None,
+        simulate=False,
+        worker_args=("--dtype", "bfloat16", "--threads", str(args.threads)),
+        scheduler_args=("--no-tokenizer",),
+        echo=False,
+        stop_patience=40.0,
+    )
+    with Servers(settings, Unasked()) as servers, Client(servers.address) as client:
+        servers.wait_until_ready(READY_SECONDS, progress.show)
+        _time_to_first(client, ids(args.prefix))  # warms up
         for number in range(1, args.rounds + 1):
             progress.show(f"round {number} of {args.rounds}")
             beginning = ids(args.prefix)
             for name in (computed, *[found] * 3):
-                taken, cached = _time_to_first(c, beginning + ids(OWN_TOKENS))
+                taken, cached = _time_to_first(client, beginning + ids(OWN_TOKENS))
                 if cached != (args.prefix if name == found else 0):
                     raise RuntimeError(f"{cached} tokens were cached: {name}")
                 seconds[name].append(taken)
@@ -98,105 +128,100 @@ def _time_to_first(client: Client, prompt: list[int]) -> tuple[float, int]:
     return seconds, answer.usage.cached_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """Of one load under one scheduler. Microseconds of the scheduler's CPU time."""
-
-    cache: bool
-    shared: bool
-    cpu_per_step: float
-    cpu_per_request: float
-    found: float  # share of the prompts' tokens
-
-
-def _costs(args: argparse.Namespace, progress: Progress) -> list[_Window]:
-    worker = ("--vocab-size", "32000", "--step-ms", str(args.step_ms), "--max-model-len", "2048")
-    windows = []
-    with ExitStack() as stack:
-        servers = {
-            cache: stack.enter_context(
-                _servers(progress, worker=worker, scheduler=() if cache else WITHOUT)
-            )
-            for cache in (False, True)
-        }
-        for cache in servers:
-            _window(servers[cache], cache, True, args.rounds, args)  # warms up
-        for number in range(args.rounds):
-            progress.show(f"round {number + 1} of {args.rounds}")
-            for shared in (False, True):
-                for cache in (False, True) if number % 2 else (True, False):
-                    windows.append(_window(servers[cache], cache, shared, number, args))
-    return windows
+def _engine_steps(cache: bool, shared: bool, args: argparse.Namespace) -> Iterator[float]:
+    """CPU seconds of one step after another, with `args.streams` requests at a time."""
+    link, rng = _Answers(), random.Random(0)
+    engine = Engine(EngineConfig(prefix_cache=cache), link, _Nobody())
+    link.start(engine)
+    beginning = [rng.randrange(VOCAB_SIZE) for _ in range(args.prefix)]
+    for number in itertools.count():
+        while link.asked - link.ended < args.streams:
+            link.asked += 1
+            own = [rng.randrange(VOCAB_SIZE) for _ in range(args.prefix)]
+            ids = (beginning if shared else own) + own[:OWN_TOKENS]
+            engine.submit(_submission(link.asked, ids))
+        start = time.thread_time()
+        engine.turn(0)
+        seconds = time.thread_time() - start
+        link.ended = link.asked - engine.status().running - engine.status().waiting
+        link.answer()
+        if number >= WARM_UP_STEPS:
+            yield seconds
 
 
-def _window(
-    servers: Servers, cache: bool, shared: bool, seed: int, args: argparse.Namespace
-) -> _Window:
-    prefix = args.prefix if shared else 0
-    plan = LoadPlan(
-        Nanoserve(servers.address),
-        Closed(args.streams),
-        Content(Fixed(args.prefix + OWN_TOKENS - prefix), Fixed(OUTPUT_TOKENS), prefix=prefix),
-        requests=args.requests,
-        seed=2 * seed + shared,
-        processes=1,
-        sample_interval=0,  # status is not to be asked beside what is measured
+def _submission(handle: int, ids: list[int]) -> Submission:
+    return Submission(
+        handle=handle,
+        request_id=str(handle),
+        prompt_ids=tuple(ids),
+        max_tokens=OUTPUT_TOKENS,
+        temperature=0.0,
+        seed=1,
+        stop_ids=frozenset(),
+        arrival=time.monotonic(),
     )
-    process = psutil.Process(servers.child("scheduler").pid)
-    with Client(servers.address) as client:
-        before, cpu = client.status(), process.cpu_times()
-        run = run_load(plan)
-        after, cpu_after = client.status(), process.cpu_times()
-    if any(timeline.status != "OK" for timeline in run.timelines):
-        raise RuntimeError("a request failed")
-    spent = 1e6 * (cpu_after.user + cpu_after.system - cpu.user - cpu.system)
-    sought = after.prefix_queries - before.prefix_queries
-    found = (after.prefix_hits - before.prefix_hits) / sought if sought else 0.0
-    steps = after.steps - before.steps
-    return _Window(cache, shared, spent / steps, spent / args.requests, found)
 
 
-def _cost_lines(windows: list[_Window]) -> str:
-    without, having = ([w for w in windows if w.cache is cache] for cache in (False, True))
-    what = "prompts that share all but their end" if windows[0].shared else "prompts of their own"
-    lines = [f"{what} ({100 * statistics.median(w.found for w in having):.0f} % found):"]
-    for name, of in (("step", "cpu_per_step"), ("request", "cpu_per_request")):
-        a, b = ([getattr(w, of) for w in some] for some in (without, having))
-        ratios = [y / x for x, y in zip(a, b, strict=True)]
-        low, high = median_interval(ratios)
-        lines.append(
-            f"  CPU time of a {name}: {statistics.median(a):.0f} us without, "
-            f"{statistics.median(b):.0f} with: {100 * (statistics.median(ratios) - 1):+.1f} % "
-            f"(95 %: {100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %)"
-        )
-    return "\n".join(lines)
+class _Answers:
+    """A link whose worker answers a step at once, with tokens that no request has in common."""
+
+    def __init__(self) -> None:
+        self.asked = self.ended = 0
+        self._plans: deque[StepPlan] = deque()
+        self._rng = np.random.default_rng(0)
+
+    def start(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        inbox.post(Connected(WORKER, resumed=False))
+
+    def send(self, plan: StepPlan) -> None:
+        self._plans.append(plan)
+
+    def answer(self) -> None:
+        if self._plans:
+            plan = self._plans.popleft()
+            tokens = self._rng.integers(0, VOCAB_SIZE, int(plan.samples.sum()), np.int32)
+            times = StepTimes(device=2_000_000)
+            self._inbox.post(StepAnswer(plan.step_id, tokens, None, times))
+
+    def give_up(self) -> None:
+        raise RuntimeError("it answers at once")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _Nobody:
+    """A front end that nobody asks."""
+
+    def deliver(self, batch: EventBatch) -> None:
+        """Its tokens are nobody's."""
+
+    def status_changed(self, status: EngineStatus) -> None:
+        """Nobody waits for it."""
+
+
+def _costs(shared: bool, args: argparse.Namespace) -> dict[bool, list[float]]:
+    """Seconds of CPU for each step, without and with the cache."""
+    engines = {cache: _engine_steps(cache, shared, args) for cache in (False, True)}
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(args.steps):
+        for cache, steps in engines.items():
+            seconds[cache].append(next(steps))
+    return seconds
+
+
+def _cost_line(shared: bool, seconds: dict[bool, list[float]]) -> str:
+    what = "shared beginnings" if shared else "nothing shared"
+    figures = [
+        f"{name} {1e6 * of(seconds[False]):.0f} us without, {1e6 * of(seconds[True]):.0f} with"
+        for name, of in (("median", statistics.median), ("mean", statistics.fmean))
+    ]
+    return f"engine, CPU time of a step, {what}: {'; '.join(figures)}"
 
 
 def _spread(values: list[float]) -> str:
     return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
-
-
-@contextmanager
-def _servers(
-    progress: Progress,
-    *,
-    model: Path | None = None,
-    worker: tuple[str, ...] = (),
-    scheduler: tuple[str, ...] = (),
-) -> Iterator[Servers]:
-    quiet = ("--log-level", "warning", "--metrics-listen", "off")
-    settings = ServerSettings(
-        model=model,
-        listen=None,
-        simulate=model is None,
-        worker_args=(*worker, "--metrics-listen", "off"),
-        scheduler_args=("--no-tokenizer", *quiet, *scheduler),
-        echo=False,
-        stop_patience=40.0,
-    )
-    with Servers(settings, Unasked()) as servers:
-        servers.wait_until_ready(READY_SECONDS, progress.show)
-        yield servers
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -213,9 +238,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, default=5, help="default: %(default)s")
     threads = len(os.sched_getaffinity(0))
     add("--threads", type=int, default=threads, help="of the worker (default: %(default)s)")
-    add("--streams", type=int, default=64, help="of the load (default: %(default)s)")
-    add("--requests", type=int, default=512, help="of each window (default: %(default)s)")
-    add("--step-ms", type=float, default=2.0, help="of the simulated device (default: 2)")
+    add("--streams", type=int, default=64, help="requests at a time (default: %(default)s)")
+    add("--steps", type=int, default=3000, help="of the engine, each (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="write every figure there")
     return parser
 
