@@ -11,12 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.attention_sizes import SPLIT
 from kernels.launch import next_power_of_2
 from kernels.pdl import follow, pdl_options
 
-# Positions that a program adds up. Fixed, so that the order of every sum depends on the row's own
-# context length alone.
-SPLIT = 256
 ITEM = 4  # int32 values of an item: sequence, split, context length, row
 
 

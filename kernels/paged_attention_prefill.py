@@ -12,7 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attention_tile import add_tile, load_tile
+from kernels.attention_sizes import prefill_tile
+from kernels.attention_tile import add_tile, load_blocks, load_lines
 from kernels.launch import INTERPRETED, is_fp32, next_power_of_2
 from kernels.prefill_plan import ITEM, PrefillPlan, list_tiles
 
@@ -32,6 +33,7 @@ def prefill_kernel(
         return
     kv_head = tl.program_id(1)
     GROUP: tl.constexpr = HEADS // KV_HEADS
+    STRIDE: tl.constexpr = KV_HEADS * HEAD_DIM
     table = block_tables + row.to(tl.int64) * table_width
 
     members = tl.arange(0, BLOCK_M)
@@ -48,49 +50,36 @@ def prefill_kernel(
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
+    lines = tl.arange(0, TILE)
+    keys_of, values_of = k_pool + kv_head * HEAD_DIM, v_pool + kv_head * HEAD_DIM
     end = first_position + num_queries
     seen_by_all = (first_position + 1) // TILE * TILE
-    for tile in range(0, seen_by_all, TILE):
-        positions = tile + tl.arange(0, TILE)
-        keys = load_tile(
-            k_pool, table, kv_head, positions, end, dims,
-            BLOCK_SIZE, KV_HEADS, HEAD_DIM, False, UPCAST,
+    blocks = load_blocks(table, lines, end, BLOCK_SIZE)
+    for tile in range(0, end, TILE):
+        positions = tile + lines
+        # Read a tile ahead: its pool lines wait for nothing.
+        next_blocks = load_blocks(table, positions + TILE, end, BLOCK_SIZE)
+        in_block = lines if TILE % BLOCK_SIZE == 0 else positions
+        keys = load_lines(
+            keys_of, blocks, in_block, positions, end, dims,
+            BLOCK_SIZE, STRIDE, HEAD_DIM, UPCAST,
         )  # fmt: skip
-        values = load_tile(
-            v_pool, table, kv_head, positions, end, dims,
-            BLOCK_SIZE, KV_HEADS, HEAD_DIM, False, UPCAST,
+        values = load_lines(
+            values_of, blocks, in_block, positions, end, dims,
+            BLOCK_SIZE, STRIDE, HEAD_DIM, UPCAST,
         )  # fmt: skip
-        acc, top, total = add_tile(query, keys, values, None, scale, acc, top, total, False)
-    for tile in range(seen_by_all, end, TILE):
-        positions = tile + tl.arange(0, TILE)
-        keys = load_tile(
-            k_pool, table, kv_head, positions, end, dims,
-            BLOCK_SIZE, KV_HEADS, HEAD_DIM, True, UPCAST,
-        )  # fmt: skip
-        values = load_tile(
-            v_pool, table, kv_head, positions, end, dims,
-            BLOCK_SIZE, KV_HEADS, HEAD_DIM, True, UPCAST,
-        )  # fmt: skip
-        visible = positions[None, :] <= (first_position + queries)[:, None]
-        acc, top, total = add_tile(query, keys, values, visible, scale, acc, top, total, True)
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+        if tile >= seen_by_all:
+            visible = positions[None, :] <= (first_position + queries)[:, None]
+            scores = tl.where(visible, scores, float("-inf"))
+        acc, top, total = add_tile(scores, values, scale, acc, top, total)
+        blocks = next_blocks
     tl.store(out + offsets, (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
 
 
-def tile_config(head_dim: int, fp32: bool) -> dict[str, int]:
-    """Rows and positions per tile, warps, stages, by shape alone (measured on an H200)."""
-    if fp32:
-        tile = 32 if head_dim <= 64 else 16
-        return {"BLOCK_M": 32, "TILE": tile, "num_warps": 4, "num_stages": 2}
-    if head_dim > 128:
-        return {"BLOCK_M": 64, "TILE": 32, "num_warps": 4, "num_stages": 2}
-    if head_dim <= 64:
-        return {"BLOCK_M": 64, "TILE": 64, "num_warps": 4, "num_stages": 2}
-    return {"BLOCK_M": 128, "TILE": 64, "num_warps": 4, "num_stages": 3}
-
-
 def _config(head_dim: int, group: int, fp32: bool) -> dict[str, int]:
-    """`tile_config`, with room for a query of all the `group` heads of a K/V head."""
-    config = tile_config(head_dim, fp32)
+    """`prefill_tile`, with room for a query of all the `group` heads of a K/V head."""
+    config = prefill_tile(head_dim, fp32)
     return config | {"BLOCK_M": max(config["BLOCK_M"], next_power_of_2(group))}
 
 

@@ -235,6 +235,28 @@ def check_row_alone(
         assert torch.equal(decode(ops, q[order], part), together[order])
 
 
+def check_plan_of_many_layers(
+    ops: Ops, dtype: torch.dtype, device: str, context_lens: list[int], heads: tuple[int, int]
+) -> None:
+    """A plan with room to spare, made once, gives every layer the bits of a plan of its own. Where
+    it holds no item lies what would lead a program astray."""
+    hq, hk = heads
+    case = paged(context_lens, hk, 16, 16, dtype, device)
+    tables = (case.block_tables, case.rows, case.context_lens)
+    q = randn(len(context_lens), hq, 16, dtype=dtype, device=device)
+    plan = ops.plan_decode(case.k_pool, *tables, 4 * sum(context_lens))
+    count = int(plan.count)
+    assert count < plan.capacity
+    plan.items[count:] = torch.tensor([7, -3, 2_000_000_000, -9], dtype=torch.int32, device=device)
+    for layer in range(2):
+        pools = [
+            randn(*case.k_pool.shape, dtype=dtype, device=device, seed=2 * layer + i)
+            for i in range(2)
+        ]
+        own = Paged(*pools, *tables, [])
+        assert torch.equal(decode(ops, q, own, plan=plan), decode(ops, q, own))
+
+
 def check_padded_mixed_step(ops: Ops, dtype: torch.dtype, device: str, head_dim: int) -> None:
     """Decodes and chunks write one tensor. Decodes of negative context, which lie over tokens of
     chunks, chunks of no tokens, and tokens of no sequence change nothing."""

@@ -21,6 +21,7 @@ from triton.compiler import ASTSource
 import kernels
 from kernels import invariant_ops, triton_ops
 from kernels.add_bias import add_bias
+from kernels.attention_sizes import PACK_FROM
 from kernels.gemv import gemv
 from kernels.invariant_product import invariant_product
 from kernels.shapes import TRITON_HEAD_DIMS
@@ -48,14 +49,17 @@ def kernels_of_package() -> dict[str, triton.JITFunction]:
 
 
 def launch_attention(ops: ModuleType, head_dim: int, dtype: torch.dtype) -> None:
-    """A context of two splits, so that their merging is launched too."""
-    q = torch.empty(1, HEADS, head_dim, dtype=dtype)
+    """A context of two splits, so that their merging is launched too; one decode, and so many that
+    a program takes several heads."""
     pool = torch.empty(1, 16, KV_HEADS, head_dim, dtype=dtype)
     table = torch.zeros(1, 32, dtype=torch.int32)
-    rows, starts = torch.zeros(1, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
     context = {"scale": 0.125, "max_context_len": 512}
-    ops.paged_attention_decode(q, pool, pool, table, rows, rows, **context)
-    ops.paged_attention_prefill(q, pool, pool, table, rows, starts, rows, **context)
+    for sequences in (1, PACK_FROM):
+        q = torch.empty(sequences, HEADS, head_dim, dtype=dtype)
+        rows = torch.zeros(sequences, dtype=torch.int32)
+        ops.paged_attention_decode(q, pool, pool, table, rows, rows, **context)
+    starts = torch.zeros(2, dtype=torch.int32)
+    ops.paged_attention_prefill(q[:1], pool, pool, table, rows[:1], starts, rows[:1], **context)
 
 
 def launch_rope(head_dim: int, dtype: torch.dtype) -> None:

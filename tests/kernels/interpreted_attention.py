@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import kernels
-from kernels.paged_attention_decode import FEW, SPLIT
+from kernels import attention_sizes
+from kernels.attention_sizes import FEW, PACK_FROM, SPLIT, packed_heads
 from tests.kernels import checks
 from tests.kernels.cases import Paged, paged, randn, starts_of
 
@@ -48,6 +49,36 @@ def test_the_read_through_tables_equals_that_of_the_slot_rectangle() -> None:
 
 def test_attention_over_one_position_is_its_value() -> None:
     checks.check_context_of_one(OPS, FP32, "cpu", 16)
+
+
+def test_a_plan_made_once_serves_every_layer() -> None:
+    checks.check_plan_of_many_layers(OPS, FP32, "cpu", [20, SPLIT + 5], (2, 2))
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "head_dim", "count"),
+    [
+        (8, 4, 64, 2), (8, 4, 128, 1), (8, 4, 32, 4), (8, 4, 16, 4), (8, 1, 16, 8), (3, 3, 64, 1),
+        (6, 2, 16, 2), (4, 20, 16, 1), (8, 4, 80, 1), (8, 4, 256, 1), (1, 8, 64, 1),
+    ],
+)  # fmt: skip
+def test_heads_are_packed_while_their_queries_and_lines_have_room(
+    kv_heads: int, group: int, head_dim: int, count: int
+) -> None:
+    assert packed_heads(PACK_FROM, kv_heads, group, head_dim) == count
+    assert packed_heads(PACK_FROM - 1, kv_heads, group, head_dim) == 1
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "count"),
+    [((8, 8), 16, 8), ((16, 8), 16, 8), ((12, 6), 16, 2), ((4, 4), 32, 4), ((6, 2), 64, 2)],
+)
+def test_packed_heads_equal_the_oracle(
+    heads: tuple[int, int], head_dim: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_sizes, "PACK_FROM", 1)
+    assert packed_heads(2, heads[1], heads[0] // heads[1], head_dim) == count
+    checks.check_attention(OPS, FP32, "cpu", [5, SPLIT + 20], [1, 2], heads, head_dim, 16)
 
 
 def test_a_decode_does_not_depend_on_its_neighbours() -> None:

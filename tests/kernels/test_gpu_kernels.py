@@ -10,8 +10,9 @@ from tests.kernels.cases import Paged, randn
 pytestmark = pytest.mark.gpu
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 BF16 = torch.bfloat16
-CONTEXTS = [1, 2, 15, 16, 17, 255, 256, 257, 900, 1500, 4097, 9000]
-QUERIES = [1, 2, 15, 1, 17, 255, 100, 257, 33, 1, 17, 2]
+# Decodes enough for programs that take several K/V heads.
+CONTEXTS = [1, 2, 15, 16, 17, 255, 256, 257, 900, 1500, 4097, 9000, 31, 64, 1024, 1025]
+QUERIES = [1, 2, 15, 1, 17, 255, 100, 257, 33, 1, 17, 2, 1, 1, 1, 1]
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,7 @@ def test_attention_equals_the_oracle(ops: kernels.Ops, head_dim: int, dtype: tor
 @pytest.mark.parametrize("head_dim", [16, 32, 80, 96, 256])
 def test_attention_equals_the_oracle_at_every_head_dim(ops: kernels.Ops, head_dim: int) -> None:
     checks.check_attention(ops, BF16, "cuda", [1, 33, 300], [1, 17, 130], (9, 3), head_dim, 16)
+    checks.check_attention(ops, BF16, "cuda", [1, 33, 300] * 6, [1] * 18, (16, 8), head_dim, 16)
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 24, 32, 64])
@@ -100,6 +102,12 @@ def test_attention_over_one_position_is_its_value(ops: kernels.Ops, dtype: torch
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_a_decode_does_not_depend_on_its_neighbours(ops: kernels.Ops, head_dim: int) -> None:
     checks.check_row_alone(ops, BF16, "cuda", [1, 64, 255, 256, 257, 900, 4097], head_dim)
+    # Enough for several heads to a program, and more than programs are launched early for.
+    checks.check_row_alone(ops, BF16, "cuda", [1 + 7 * i for i in range(150)], head_dim)
+
+
+def test_a_plan_made_once_serves_every_layer(ops: kernels.Ops) -> None:
+    checks.check_plan_of_many_layers(ops, BF16, "cuda", [20, 300, 512, 9000], (8, 8))
 
 
 @BOTH

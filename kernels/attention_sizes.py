@@ -1,0 +1,48 @@
+"""The sizes of paged attention's tiles and sums, by shape alone: no neighbour of a row may change
+the order in which its sums are made. Measured on an H200."""
+
+# Positions that a program of decode attention adds up.
+SPLIT = 256
+# Partial results merged at a time. Which of the two depends on the row's own count alone.
+FEW, MANY = 4, 32
+# Rows of the smallest matrix instruction, to which the queries of a decode program are padded, and
+# the bytes that it reads at a position, if its queries leave room for more K/V heads than one.
+QUERY_ROWS, LINE_BYTES = 16, 256
+# Sequences from which on a decode program takes several K/V heads. A head's sums are the same: it
+# has rows of its own, and zeros beside them.
+PACK_FROM = 16
+
+
+def packed_heads(sequences: int, kv_heads: int, group: int, head_dim: int) -> int:
+    """K/V heads of `group` query heads each that a decode program takes."""
+    if sequences < PACK_FROM or head_dim & (head_dim - 1):
+        return 1
+    count = 1
+    while (
+        kv_heads % (2 * count) == 0
+        and 2 * count * group <= QUERY_ROWS
+        and 2 * count * head_dim * 2 <= LINE_BYTES
+    ):
+        count *= 2
+    return count
+
+
+def decode_tile(head_dim: int, fp32: bool) -> dict[str, int]:
+    """Positions per tile, warps and pipeline stages."""
+    if head_dim > 128:
+        return {"TILE": 16 if fp32 else 32, "num_warps": 4, "num_stages": 2}
+    if fp32:
+        return {"TILE": 32, "num_warps": 4, "num_stages": 2}
+    return {"TILE": 64, "num_warps": 4, "num_stages": 3}
+
+
+def prefill_tile(head_dim: int, fp32: bool) -> dict[str, int]:
+    """Rows and positions per tile, warps and pipeline stages."""
+    if fp32:
+        tile = 32 if head_dim <= 64 else 16
+        return {"BLOCK_M": 32, "TILE": tile, "num_warps": 4, "num_stages": 2}
+    if head_dim > 128:
+        return {"BLOCK_M": 64, "TILE": 32, "num_warps": 4, "num_stages": 2}
+    if head_dim <= 64:
+        return {"BLOCK_M": 64, "TILE": 64, "num_warps": 4, "num_stages": 3}
+    return {"BLOCK_M": 128, "TILE": 64, "num_warps": 8, "num_stages": 3}
