@@ -150,6 +150,56 @@ def test_a_repeated_decode_equals_single_steps(folder: Path, device: str) -> Non
     assert [tokens[0] for tokens in expected] == greedy(model, prompts[:1], 5)[0]
 
 
+@pytest.mark.parametrize("own", [1, 5])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_row_that_shares_blocks_gets_the_tokens_of_its_whole_prompt(
+    folder: Path, device: str, own: int
+) -> None:
+    """Row 5 takes two blocks of row 0, beside whose decode it computes its `own` tokens."""
+    worker = Worker(folder, device)
+    shared = list(range(100, 116))
+    first, second = [*shared, 7], [*shared, *range(30, 30 + own)]
+    (a,) = worker.run(
+        worker_pb2.Step(
+            step_id=1,
+            new_rows=[new_row(0, "a", first, (3, 1, 6))],
+            rows=int32(0),
+            query_lens=int32(17),
+            context_lens=int32(17),
+            slot_mapping=int64(*range(24, 32), *range(8, 16), 48),
+            samples=b"\1",
+        )
+    )
+    (both,) = worker.run(
+        worker_pb2.Step(
+            step_id=2,
+            new_rows=[new_row(5, "b", second, (3, 1), tokens_in_pool=16)],
+            table_rows=int32(5),
+            table_starts=int32(0),
+            table_counts=int32(1),
+            table_blocks=int32(2),
+            rows=int32(0, 5),
+            query_lens=int32(1, own),
+            context_lens=int32(18, 16 + own),
+            slot_mapping=int64(49, *range(16, 16 + own)),
+            samples=b"\1\1",
+        )
+    )
+    (more,) = worker.run(
+        worker_pb2.Step(
+            step_id=3,
+            rows=int32(0, 5),
+            query_lens=int32(1, 1),
+            context_lens=int32(19, 17 + own),
+            slot_mapping=int64(50, 16 + own),
+            samples=b"\1\1",
+        )
+    )
+    model = load_llama(folder, face="reference")
+    assert [a[0], both[0], more[0]] == greedy(model, [first], 3)[0]
+    assert [both[1], more[1]] == greedy(model, [second], 2)[0]
+
+
 def test_a_row_whose_logits_are_not_finite_gets_token_0_and_a_flag(folder: Path) -> None:
     worker = Worker(folder)
     worker.runner._pool.k[:, 3] = torch.nan  # the block of row 0's prefix
