@@ -210,11 +210,15 @@ class Engine:
                 self._fail_all("when the server stopped")
 
     def _send_steps(self, worker: Incarnation) -> None:
-        while True:
+        for number in itertools.count():
             now = self._clock()
             self._wait = worker.window.wait_before_sending(now)
             if self._wait is None or self._wait > 0:
                 return
+            if number:
+                # The link's thread gets the interpreter's lock, so that a step is on its way while
+                # the next is planned. Else all of a pipeline that fills would leave together.
+                time.sleep(0)
             self._expire_waiting(worker, now)
             planned = worker.planner.plan(worker.ledger, now)
             if planned is None:
