@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,12 @@ def test_every_size_of_graph_and_the_largest_steps_go_through_two_layers(
         seen.append((len(self.weights.layers), len(inputs.token_ids)))
         return body(self, inputs, pool)
 
+    changes: list[tuple[torch.dtype, ...]] = []
+
+    def scatter(*tensors: torch.Tensor) -> None:
+        changes.append(tuple(x.dtype for x in tensors))
+
+    model.ops = replace(model.ops, scatter=scatter)
     monkeypatch.setattr(Llama, "body", spy)
     with caplog.at_level(logging.INFO):
         compile_kernels(model, geometry, True)
@@ -61,6 +68,7 @@ def test_every_size_of_graph_and_the_largest_steps_go_through_two_layers(
     graphs = [*sorted(token_sizes(STEP_TOKENS), reverse=True)]
     decodes = [*sorted(graph_sizes(ROWS), reverse=True)]
     assert seen == [(2, tokens) for tokens in (*largest, *graphs, *decodes)]
+    assert changes == [(torch.int32, torch.int64, torch.int32)]  # as Rows.apply
     assert "0 kernels in " in caplog.text
     seen.clear()
     compile_kernels(model, geometry, False)
