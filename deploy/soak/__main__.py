@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
         report.judge_growth(result)
         print(report.table(name, result))
         complaints += len(result.complaints)
-        for complaint in result.complaints[:20]:
+        for complaint in result.complaints[: report.MOST_COMPLAINTS]:
             print(f"  ! {complaint}")
     if args.json:
         found = {name: report.as_json(result) for name, result in results.items()}

@@ -16,6 +16,7 @@ from deploy.soak.stand import Memory
 
 # Memory at the end may be this much of that after SETTLED seconds.
 MOST_GROWTH = 1.05
+MOST_COMPLAINTS = 20  # to be told
 SETTLED = 300.0
 _SPAN = 30.0  # seconds over which a median is taken
 
@@ -103,7 +104,8 @@ def as_json(result: Result) -> dict[str, Any]:
         "outcomes": {f"{b} {s}": n for (b, s), n in sorted(result.outcomes.items())},
         "faults": [asdict(one.fault) | _rest(one) for one in result.faults],
         "growth": {name: growth(result.memory, name) for name in ("scheduler", "worker")},
-        "complaints": result.complaints,
+        "num_complaints": len(result.complaints),
+        "complaints": result.complaints[:MOST_COMPLAINTS],
     }
 
 

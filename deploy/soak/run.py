@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import sys
 import time
@@ -221,11 +220,16 @@ class Soak:
             await asyncio.sleep(_SAMPLE_SECONDS)
 
     async def _status(self, *, rows: bool = False) -> ServerStatus:
-        """Of the scheduler that there is; one that is about to be there is waited for."""
+        """Of the scheduler that there is; one that is about to be there is waited for. Raises
+        NanoserveError if there is none for PATIENCE seconds."""
+        give_up = time.monotonic() + PATIENCE
         while True:
             async with AsyncClient(self._stand.address) as client:
-                with contextlib.suppress(NanoserveError):
+                try:
                     return await client.status(rows=rows, timeout=5)
+                except NanoserveError:
+                    if time.monotonic() > give_up:
+                        raise
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _check_rest(self) -> None:
