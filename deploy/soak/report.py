@@ -25,7 +25,7 @@ def growth(memory: list[Memory], name: str) -> float | None:
     """Resident memory at the end over that after SETTLED seconds, of the last process of that
     name; None if it did not live twice as long."""
     last = [m for m in memory if m.name == name]
-    last = [m for m in last if m.pid == last[-1].pid]
+    last = [m for m in last if m.process == last[-1].process]
     if not last or last[-1].age < 2 * SETTLED:
         return None
     early = [m.rss for m in last if SETTLED <= m.age < SETTLED + _SPAN]
@@ -141,9 +141,9 @@ def plot_memory(path: Path, results: dict[str, Result]) -> None:
     )
     for axis, (name, result) in zip(axes[:, 0], results.items(), strict=True):
         for process, colour in (("scheduler", "#0072B2"), ("worker", "#D55E00")):
-            pids = dict.fromkeys(m.pid for m in result.memory if m.name == process)
-            for i, pid in enumerate(pids):
-                mine = [m for m in result.memory if m.pid == pid]
+            all_of_it = [m for m in result.memory if m.name == process]
+            for i, one in enumerate(dict.fromkeys(m.process for m in all_of_it)):
+                mine = [m for m in all_of_it if m.process == one]
                 axis.plot(
                     [m.at for m in mine],
                     [m.rss / 2**20 for m in mine],

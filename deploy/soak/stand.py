@@ -32,14 +32,20 @@ _REFUSED = "a newer scheduler has this worker"
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """One look at a process. `age` and `at` in seconds, `rss` in bytes."""
+    """One look at a process. `rss` in bytes, times in seconds: `at` since the stand began,
+    `born` since the epoch, which tells processes of one pid apart."""
 
     at: float
     name: str
     pid: int
+    born: float
     age: float
     rss: int
     files: int
+
+    @property
+    def process(self) -> tuple[int, float]:
+        return self.pid, self.born
 
 
 class Stand:
@@ -228,11 +234,12 @@ class Stand:
             try:
                 process = psutil.Process(server.child.pid)
                 with process.oneshot():
-                    age = time.time() - process.create_time()
+                    born, pid = process.create_time(), process.pid
                     rss, files = process.memory_info().rss, process.num_fds()
             except psutil.Error:
                 continue
-            taken.append(Memory(now - self.began, server.name, server.child.pid, age, rss, files))
+            at, age = now - self.began, time.time() - born
+            taken.append(Memory(at, server.name, pid, born, age, rss, files))
         return taken
 
 

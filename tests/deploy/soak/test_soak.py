@@ -276,8 +276,8 @@ async def test_a_relay_passes_bytes_holds_them_and_cuts(tmp_path: Path) -> None:
     server.close()
 
 
-def memory(ages: list[float], rss: list[int]) -> list[Memory]:
-    return [Memory(a, "scheduler", 1, a, r, 9) for a, r in zip(ages, rss, strict=True)]
+def memory(ages: list[float], rss: list[int], born: float = 0.0) -> list[Memory]:
+    return [Memory(a, "scheduler", 1, born, a, r, 9) for a, r in zip(ages, rss, strict=True)]
 
 
 def test_growth_compares_the_end_with_what_was_after_five_minutes() -> None:
@@ -285,6 +285,9 @@ def test_growth_compares_the_end_with_what_was_after_five_minutes() -> None:
     assert report.growth(memory(ages, [100] * len(ages)), "scheduler") == 1.0
     assert report.growth(memory(ages, [round(age) for age in ages]), "scheduler") == 890 / 310
     assert report.growth(memory(ages[:50], [100] * 50), "scheduler") is None
+    before = memory(ages, [50] * len(ages), born=-2000.0)
+    assert report.growth([*before, *memory(ages, [100] * len(ages))], "scheduler") == 1.0
+    assert report.growth([*before, *memory(ages[:50], [100] * 50)], "scheduler") is None
     assert report.growth([], "worker") is None
 
 
