@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,11 +55,23 @@ def _build(folder: Path) -> None:
         with _timed("stand-in for the base image"):
             engine.script("base", engine.BASE)
     engine.check_that_packages_come(folder)
+    with ThreadPoolExecutor() as pool:
+        for done in [pool.submit(_build_scheduler), pool.submit(_build_worker, folder)]:
+            done.result()
+    if shutil.which("prometheus"):
+        engine.build_prometheus(folder, IMAGES["PROMETHEUS_IMAGE"])
+    for tag in (*IMAGES.values(), ROLLED, SIMULATED):
+        _told.extend(engine.docker("images", "--format", _SIZES, tag).splitlines())
+
+
+def _build_scheduler() -> None:
     with _timed("image of the scheduler"):
         engine.build("scheduler", "scheduler", IMAGES["SCHEDULER_IMAGE"])
     with _timed("image of the load tool"):
         engine.build("scheduler", "loadtest", IMAGES["LOADTEST_IMAGE"])
-    engine.build("worker", "worker", SIMULATED, "--build-arg", "DEVICE=simulated")
+
+
+def _build_worker(folder: Path) -> None:
     with engine.index_of_torch(folder) as url:
         index = ("--build-arg", f"TORCH_INDEX_URL={url}")
         with _timed("image of the worker"):
@@ -66,9 +79,7 @@ def _build(folder: Path) -> None:
         engine.build("worker", "worker", ROLLED, *index, "--build-arg", "REVISION=rolled")
         with _timed("image that fetches models"):
             engine.build("worker", "model", IMAGES["MODEL_IMAGE"], *index)
-    if shutil.which("prometheus"):
-        engine.build_prometheus(folder, IMAGES["PROMETHEUS_IMAGE"])
-    _told.extend(engine.docker("images", "--format", _SIZES).splitlines())
+    engine.build("worker", "worker", SIMULATED, "--build-arg", "DEVICE=simulated")
 
 
 @pytest.fixture(scope="session")
