@@ -1,44 +1,46 @@
-"""Ctrl-C stops an answer without an exception out of nowhere."""
-
-from __future__ import annotations
-
+import os
 import signal
 import threading
+
+import pytest
 
 from nanoserve.cli.interrupts import closing_on_interrupt
 
 
-class Waiting:
-    """Like a generation that waits for the server, inside the library's locks."""
-
+class Target:
     def __init__(self) -> None:
         self.closed = threading.Event()
-        self.passed_through = False
 
     def close(self) -> None:
         self.closed.set()
 
-    def wait(self, presses: int) -> None:
-        for _ in range(presses):
-            signal.raise_signal(signal.SIGINT)
-        self.passed_through = True
-        assert self.closed.wait(10)
+
+def press() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_ctrl_c_closes_what_is_waited_for_and_raises_nothing_inside_it() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    target = Waiting()
+def test_the_first_interrupt_closes_and_raises_nothing() -> None:
+    target = Target()
     with closing_on_interrupt(target) as interrupted:
-        target.wait(presses=3)
-    assert target.passed_through
+        press()
+        assert target.closed.wait(10)
     assert interrupted.is_set()
-    assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_without_ctrl_c_nothing_is_closed() -> None:
-    target = Waiting()
+def test_the_second_interrupt_raises() -> None:
+    target = Target()
+    with pytest.raises(KeyboardInterrupt), closing_on_interrupt(target):  # noqa: PT012
+        press()
+        assert target.closed.wait(10)
+        press()
+        threading.Event().wait(10)
+
+
+def test_afterwards_interrupts_are_what_they_were() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    target = Target()
     with closing_on_interrupt(target) as interrupted:
         pass
+    assert signal.getsignal(signal.SIGINT) is before
     assert not interrupted.is_set()
     assert not target.closed.is_set()
-    assert not [t for t in threading.enumerate() if t.name == "interrupts"]

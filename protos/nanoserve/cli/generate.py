@@ -11,6 +11,7 @@ import sys
 
 from nanoserve.cli import sampling
 from nanoserve.cli.connection import connect
+from nanoserve.cli.interrupts import closing_on_interrupt
 from nanoserve.cli.stopwatch import Stopwatch
 from nanoserve.cli.terminal import Writer
 from nanoserve.request import GenerateOptions, Message
@@ -49,6 +50,7 @@ def _stream(args: argparse.Namespace, prompt: str | None, options: GenerateOptio
     with (
         connect(args) as client,
         client.generate(prompt, timeout=args.timeout, **options) as generation,
+        closing_on_interrupt(generation) as interrupted,
     ):
         try:
             for chunk in generation:
@@ -56,6 +58,8 @@ def _stream(args: argparse.Namespace, prompt: str | None, options: GenerateOptio
                 writer.write(chunk.text)
         finally:
             writer.end_line()
+    if interrupted.is_set():
+        raise KeyboardInterrupt
     if args.stats:
         print(stopwatch.summary(), file=sys.stderr)
     return 0

@@ -21,7 +21,9 @@ def closing_on_interrupt(target: Closable) -> Iterator[threading.Event]:
     """Closes `target` on Ctrl-C and sets the event, instead of raising KeyboardInterrupt.
 
     An exception out of a signal may fall anywhere, also between gRPC's taking and giving
-    back of a lock that every later call on the channel needs. Main thread only.
+    back of a lock that every later call on the channel needs. A second Ctrl-C does raise it:
+    whoever presses twice wants out, and something else may be what is waited for. Main thread
+    only.
     """
     interrupted = threading.Event()
     # Its put may be called in a signal handler, whatever the thread is doing.
@@ -34,7 +36,12 @@ def closing_on_interrupt(target: Closable) -> Iterator[threading.Event]:
 
     watcher = threading.Thread(target=watch, name="interrupts", daemon=True)
     watcher.start()
-    before = signal.signal(signal.SIGINT, lambda *_: presses.put(True))
+
+    def pressed(*_: object) -> None:
+        presses.put(True)
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, pressed)
     try:
         yield interrupted
     finally:
