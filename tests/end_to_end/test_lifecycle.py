@@ -176,12 +176,14 @@ def test_sigterm_lets_running_and_waiting_streams_finish_and_refuses_new_ones(pa
     scheduler, worker = pair.start_scheduler(), pair.start_worker("--max-rows", "1")
     wait_for_health(pair.address, SERVING)
     with Client(pair.address) as client:
-        settings = [(0.0, 1), (0.9, 7)]
-        streams = [
-            client.generate(token_ids=PROMPT, max_tokens=60, temperature=temperature, seed=seed)
-            for temperature, seed in settings
-        ]
-        first = list(next(streams[0]).token_ids)
+        # The first runs for long enough to be found running, whatever else the machine does.
+        settings = [(0.0, 1, 400), (0.9, 7, 60)]
+        streams = []
+        first: list[int] = []
+        for temperature, seed, count in settings:
+            options = {"max_tokens": count, "temperature": temperature, "seed": seed}
+            streams.append(client.generate(token_ids=PROMPT, **options))
+            first = first or list(next(streams[0]).token_ids)
         wait_until(lambda: client.status().waiting_requests == 1, "the other one waits")
         os.kill(scheduler.pid, signal.SIGTERM)
         wait_for_health(pair.address, NOT_SERVING)
@@ -192,8 +194,8 @@ def test_sigterm_lets_running_and_waiting_streams_finish_and_refuses_new_ones(pa
         pair.start_worker("--max-rows", "1")
         first.extend(streams[0].collect().token_ids)
         second = list(streams[1].collect().token_ids)
-    for tokens, (temperature, seed) in zip((first, second), settings, strict=True):
-        right = expected_tokens(PROMPT, 60, VOCAB, temperature=temperature, seed=seed)
+    for tokens, (temperature, seed, count) in zip((first, second), settings, strict=True):
+        right = expected_tokens(PROMPT, count, VOCAB, temperature=temperature, seed=seed)
         assert tokens == right
     wait_until(lambda: scheduler.exit_status is not None, "the scheduler ended")
     assert scheduler.exit_status == 0

@@ -1,6 +1,7 @@
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -17,6 +18,14 @@ class Target:
 
 def press() -> None:
     os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture(autouse=True)
+def usual_handler() -> Iterator[None]:
+    """Python's, which raises. Test processes that run beside others ignore the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_the_first_interrupt_closes_and_raises_nothing() -> None:
