@@ -164,7 +164,7 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
         "--pipeline-depth",
         metavar="STEPS",
         type=int,
-        help="steps in flight; None: 2 with a worker on a CPU, else 3",
+        help="most steps in flight; None: 2 with a worker on a CPU, else 6",
     )
     group.add_argument(
         "--max-step-tokens",

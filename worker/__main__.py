@@ -109,7 +109,7 @@ def _add_limits(add: _Add) -> None:
     add("--max-model-len", "longest prompt and output together", int, "TOKENS", "the model's limit")
     most = "8192 on CUDA, 2048 elsewhere, or --max-rows if that is more"
     add("--max-step-tokens", "largest step", int, "TOKENS", most)
-    add("--max-steps-in-flight", "unanswered steps", 4, "STEPS")
+    add("--max-steps-in-flight", "unanswered steps", 8, "STEPS")
     timeout = "longest that a step may take; then the process ends with status 1"
     add("--step-timeout", timeout, float, "SECONDS", "60 on CUDA, 300 on a CPU, 60 simulated")
     add("--max-decode-steps", "decode repetitions of one step", 8, "N")

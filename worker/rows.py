@@ -11,6 +11,8 @@ from kernels import Ops
 from worker.geometry import Geometry
 from worker.step import CheckedStep
 
+_ALIGNMENT = 4  # words: what kernels like of a pointer, 16 bytes
+
 
 class Rows:
     """R rows and a scratch row, number R, for what pads a batch: its table is the scratch block.
@@ -21,45 +23,48 @@ class Rows:
     def __init__(self, geometry: Geometry, device: torch.device, ops: Ops) -> None:
         self.scratch = geometry.max_rows
         self.max_model_len = geometry.max_model_len
-        rows, width = geometry.max_rows + 1, geometry.max_model_len + 1
         self._ops = ops
-        self.tokens = torch.zeros((rows, width), dtype=torch.int32, device=device)
+        rows, width, blocks = self.scratch + 1, self.max_model_len + 1, geometry.max_blocks_per_row
+        # One tensor holds all, so that whatever a step changes is one launch.
+        words, starts = 0, []
+        for size in (2 * rows, rows, rows * width, rows * blocks):
+            starts.append(words)
+            words += size + -size % _ALIGNMENT
+        self._words = torch.zeros(words, dtype=torch.int32, device=device)
+        self._seeds_at, self._temperatures_at, self._tokens_at, self._tables_at = starts
+        self.seeds = self._part(self._seeds_at, 2 * rows).view(torch.int64)  # bits of a uint64
+        self.temperatures = self._part(self._temperatures_at, rows).view(torch.float32)
+        self.tokens = self._part(self._tokens_at, rows * width).view(rows, width)
         # Past a row's blocks every entry is a legal id: 0 or one that was there before.
-        self.block_tables = torch.zeros(
-            (rows, geometry.max_blocks_per_row), dtype=torch.int32, device=device
-        )
-        self.temperatures = torch.zeros(rows, dtype=torch.float32, device=device)
-        self.seeds = torch.zeros(rows, dtype=torch.int64, device=device)  # bits of a uint64
-        self._flat_tokens = self.tokens.view(-1)
-        self._flat_tables = self.block_tables.view(-1)
+        self.block_tables = self._part(self._tables_at, rows * blocks).view(rows, blocks)
 
     def changes(self, step: CheckedStep) -> dict[str, np.ndarray]:
         """The columns that `apply` wants on the device; none in a steady decode step."""
-        columns: dict[str, np.ndarray] = {}
+        places, values = [], []
         if len(step.new_rows):
-            columns["new_rows"] = step.new_rows.astype(np.int64)
-            columns["temperatures"] = step.new_temperatures
-            columns["seeds"] = step.new_seeds.view(np.int64)
-            columns["token_at"] = self._flat(
-                step.token_rows, step.token_positions, self.tokens.shape[1]
-            )
-            columns["token_ids"] = step.token_ids
+            rows = step.new_rows.astype(np.int64)
+            places.append(self._seeds_at + (2 * rows[:, None] + np.arange(2)).reshape(-1))
+            values.append(step.new_seeds.view(np.int32))
+            places.append(self._temperatures_at + rows)
+            values.append(step.new_temperatures.view(np.int32))
+            width = self.tokens.shape[1]
+            places.append(self._tokens_at + _flat(step.token_rows, step.token_positions, width))
+            values.append(step.token_ids)
         if len(step.block_rows):
             width = self.block_tables.shape[1]
-            columns["block_at"] = self._flat(step.block_rows, step.block_indices, width)
-            columns["block_ids"] = step.block_ids
-        return columns
+            places.append(self._tables_at + _flat(step.block_rows, step.block_indices, width))
+            values.append(step.block_ids)
+        if not places:
+            return {}
+        return {"changed": np.concatenate(places), "changes": np.concatenate(values)}
 
     def apply(self, columns: Mapping[str, torch.Tensor]) -> None:
-        scatter = self._ops.scatter
-        if "new_rows" in columns:
-            rows = columns["new_rows"]
-            scatter(self.temperatures, rows, columns["temperatures"])
-            scatter(self.seeds, rows, columns["seeds"])
-            scatter(self._flat_tokens, columns["token_at"], columns["token_ids"])
-        if "block_at" in columns:
-            scatter(self._flat_tables, columns["block_at"], columns["block_ids"])
+        if "changes" in columns:
+            self._ops.scatter(self._words, columns["changed"], columns["changes"])
 
-    @staticmethod
-    def _flat(rows: np.ndarray, columns: np.ndarray, width: int) -> np.ndarray:
-        return rows.astype(np.int64) * width + columns
+    def _part(self, start: int, size: int) -> torch.Tensor:
+        return self._words[start : start + size]
+
+
+def _flat(rows: np.ndarray, columns: np.ndarray, width: int) -> np.ndarray:
+    return rows.astype(np.int64) * width + columns

@@ -68,9 +68,9 @@ def test_rows_and_block_map_agree_with_each_other_and_with_the_requests(servers:
         assert unheld == NUM_BLOCKS - 1 - sum(row.blocks for row in status.rows)
         assert owned == {row.row: row.blocks for row in status.rows}
         for row in status.rows:
-            # Up to three steps in flight are counted already.
+            # Up to six steps in flight are counted already.
             ahead = row.computed_tokens - (row.prompt_tokens + row.output_tokens - 1)
-            assert 0 <= ahead <= 3
+            assert 0 <= ahead <= 6
             assert row.blocks == -(-row.computed_tokens // BLOCK_SIZE)
             assert 1 <= row.output_tokens <= row.max_tokens == OUTPUT_TOKENS
             assert row.running_seconds > 0

@@ -29,6 +29,7 @@ from worker.replay_report import ReplayReport
 FLAGS = (
     *("--listen", "127.0.0.1:0", "--block-size", "4", "--num-blocks", "40", "--max-rows", "8"),
     *("--max-model-len", "64", "--max-step-tokens", "64", "--max-decode-steps", "4"),
+    *("--max-steps-in-flight", "4"),
 )
 SIMULATED = ("--simulate", "--vocab-size", "1000", *FLAGS)
 
