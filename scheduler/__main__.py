@@ -203,7 +203,7 @@ def _add_queue_flags(group: argparse._ArgumentGroup) -> None:
         metavar="REQUESTS",
         type=int,
         default=1024,
-        help="most requests waiting for a row; more are refused with RESOURCE_EXHAUSTED",
+        help="most requests beyond one for each row; more are refused with RESOURCE_EXHAUSTED",
     )
     group.add_argument(
         "--max-queue-tokens",
