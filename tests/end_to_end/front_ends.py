@@ -6,13 +6,11 @@ import asyncio
 import contextlib
 import re
 import threading
-import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import grpc
 import psutil
@@ -21,12 +19,14 @@ from deploy.local.child import Child
 from nanoserve.v1 import inference_pb2 as pb
 from nanoserve.v1 import inference_pb2_grpc as pb_grpc
 from tests.end_to_end.servers import start
+from tests.waiting import SECONDS, wait_for
 from worker.simulated_tokens import expected_tokens
 
-T = TypeVar("T")
 VOCAB = 1000
 BLOCKS = 4000
 PROMPT = [1, 2, 3]
+# Tokens of a request that is there until it is cancelled: some minutes at 10 ms a step.
+LONG = 15_000
 
 
 class FrontEnds:
@@ -39,7 +39,8 @@ class FrontEnds:
         self.worker = start(
             "worker",
             *("--simulate", "--vocab-size", str(VOCAB), "--num-blocks", str(BLOCKS + 1)),
-            *("--step-ms", "1", "--listen", worker, "--metrics-listen", "off", *worker_flags),
+            *("--max-model-len", str(LONG + 100), "--step-ms", "1", "--metrics-listen", "off"),
+            *("--listen", worker, *worker_flags),
         )
         self.scheduler = start_scheduler(
             worker, "--frontends", str(count), "--metrics-listen", "127.0.0.1:0", *flags
@@ -54,7 +55,7 @@ class FrontEnds:
 
     def metrics(self) -> dict[str, float]:
         """What /metrics says, by name with labels."""
-        with urllib.request.urlopen(self._metrics, timeout=5) as response:
+        with urllib.request.urlopen(self._metrics, timeout=SECONDS) as response:
             text = response.read().decode()
         lines = [line.rpartition(" ") for line in text.splitlines() if line[0] != "#"]
         return {name: float(value) for name, _, value in lines}
@@ -75,7 +76,7 @@ class FrontEnds:
     def ready(self) -> bool:
         with channel(self.address) as opened:
             stub = pb_grpc.InferenceServiceStub(opened)
-            return bool(stub.GetStatus(pb.GetStatusRequest(), timeout=5).ready)
+            return bool(stub.GetStatus(pb.GetStatusRequest(), timeout=SECONDS).ready)
 
     def stop(self) -> None:
         for child in (self.scheduler, self.worker):
@@ -114,16 +115,6 @@ def connections(process: psutil.Process, state: str) -> list:
 def channel(address: str) -> grpc.Channel:
     """With a connection of its own, where channels of one process would share one."""
     return grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
-
-
-def wait_for(condition: Callable[[], T | None], what: str) -> T:
-    """What `condition` returns once that is true. Raises AssertionError after 20 seconds."""
-    give_up = time.monotonic() + 20
-    while time.monotonic() < give_up:
-        if result := condition():
-            return result
-        time.sleep(0.02)
-    raise AssertionError(f"it never came true that {what}")
 
 
 def request(count: int, prompt: Sequence[int] = PROMPT, **fields: object) -> pb.GenerateRequest:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deploy.local.child import Child
-from tests.end_to_end.servers import wait_until
+from tests.waiting import wait_for
 
 MISSING = [name for name in ("prometheus", "promtool") if not shutil.which(name)]
 
@@ -65,7 +65,7 @@ def prometheus(folder: Path, targets: dict[str, str]) -> Iterator[Prometheus]:
     reader = threading.Thread(target=lambda: lines.extend(process.stderr or ()), daemon=True)
     reader.start()
     try:
-        wait_until(lambda: any("Server is ready" in line for line in lines), "it is ready")
+        wait_for(lambda: any("Server is ready" in line for line in lines), "it is ready")
         (address,) = re.findall(r'"Listening on" address=(\S+)', "".join(lines))
         yield Prometheus(address)
     finally:
@@ -82,7 +82,7 @@ def metrics_of(child: Child) -> str:
         found.extend(re.findall(r"metrics at http://(\S+)/metrics", "\n".join(child.lines)))
         return bool(found)
 
-    wait_until(told, f"the {child.name} tells where its metrics are")
+    wait_for(told, f"the {child.name} tells where its metrics are")
     return found[0]
 
 

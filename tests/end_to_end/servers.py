@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from deploy.local.child import Child
 from deploy.local.servers import Servers, ServerSettings
 from deploy.local.stop_signals import Unasked
+from tests.waiting import SECONDS, wait_for
 
 READY_SECONDS = 90.0
 
@@ -36,7 +36,7 @@ def running(
         worker_args=worker,
         scheduler_args=("--audit", *(() if model else ("--no-tokenizer",)), *scheduler),
         echo=False,
-        stop_patience=20.0,
+        stop_patience=SECONDS,
     )
     with Servers(settings, Unasked()) as servers:
         servers.wait_until_ready(READY_SECONDS, lambda _: None)
@@ -62,7 +62,7 @@ def supervised(
         worker_args=("--metrics-listen", "off", *worker),
         scheduler_args=("--no-tokenizer", "--audit", "--metrics-listen", "off", *scheduler),
         echo=False,
-        stop_patience=20.0,
+        stop_patience=SECONDS,
         restart_worker=True,
     )
     stop = threading.Event()
@@ -88,24 +88,16 @@ def start(name: str, *flags: str) -> Child:
 
 
 def wait_for_health(address: str, status: int, service: str = "") -> None:
-    """Returns once health answers `status`; raises AssertionError after 30 seconds."""
+    """Returns once health answers `status`. Raises AssertionError if it never does."""
     with grpc.insecure_channel(
         address, options=[("grpc.max_reconnect_backoff_ms", 200)]
     ) as channel:
         health = health_pb2_grpc.HealthStub(channel)
-        for _ in range(600):
+        request = health_pb2.HealthCheckRequest(service=service)
+
+        def answers() -> bool:
             with contextlib.suppress(grpc.RpcError):
-                request = health_pb2.HealthCheckRequest(service=service)
-                if health.Check(request, timeout=1).status == status:
-                    return
-            time.sleep(0.05)
-    raise AssertionError(f"health of {service!r} never became {status}")
+                return health.Check(request, timeout=5).status == status
+            return False
 
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Raises AssertionError if it is not so within 30 seconds."""
-    for _ in range(600):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"it never came true that {what}")
+        wait_for(answers, f"health of {service!r} is {status}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import Iterator
 
 import grpc
 import pytest
 
 from nanoserve import (
+    AsyncClient,
     CancelledError,
     Client,
     DeadlineExceededError,
@@ -17,11 +18,13 @@ from nanoserve import (
 )
 from nanoserve.v1 import inference_pb2 as pb
 from nanoserve.v1 import inference_pb2_grpc as pb_grpc
-from tests.end_to_end.servers import running, wait_until
+from tests.end_to_end.servers import running
+from tests.waiting import until, wait_for
 from worker.simulated_tokens import expected_tokens
 
 VOCAB = 300
 PROMPT = [1, 2, 3]
+LONG = 1500  # tokens of a request that is there until it is cancelled: 15 s, in nearly all blocks
 WORKER = (
     *("--vocab-size", str(VOCAB), "--max-model-len", "4000", "--num-blocks", "101"),
     *("--max-rows", "4", "--step-ms", "10"),
@@ -38,8 +41,9 @@ def address() -> Iterator[str]:
 def client(address: str) -> Iterator[Client]:
     with Client(address) as client:
         yield client
+        wait_for(lambda: is_idle(client), "what was cancelled has left")
         assert_served(client)
-        wait_until(lambda: is_idle(client), "the pool is whole")
+        wait_for(lambda: is_idle(client), "the pool is whole")
 
 
 def assert_served(client: Client) -> None:
@@ -61,7 +65,7 @@ def test_tokens_stream_as_they_are_made(client: Client) -> None:
 
 
 def test_a_cancelled_call_frees_its_blocks(client: Client) -> None:
-    generation = client.generate(token_ids=PROMPT, max_tokens=1000, temperature=0)
+    generation = client.generate(token_ids=PROMPT, max_tokens=LONG, temperature=0)
     next(generation)
     assert client.status().running_requests == 1
     generation.close()
@@ -69,7 +73,7 @@ def test_a_cancelled_call_frees_its_blocks(client: Client) -> None:
 
 def test_a_client_that_disappears_frees_its_blocks(address: str, client: Client) -> None:
     other = Client(address)
-    generation = other.generate(token_ids=PROMPT, max_tokens=1000, temperature=0)
+    generation = other.generate(token_ids=PROMPT, max_tokens=LONG, temperature=0)
     next(generation)
     other.close()
     with pytest.raises(CancelledError):
@@ -77,14 +81,14 @@ def test_a_client_that_disappears_frees_its_blocks(address: str, client: Client)
 
 
 def test_a_deadline_in_decode_ends_the_call_and_frees_its_blocks(client: Client) -> None:
-    generation = client.generate(token_ids=PROMPT, max_tokens=1000, timeout=0.3)
+    generation = client.generate(token_ids=PROMPT, max_tokens=LONG, timeout=0.3)
     with pytest.raises(DeadlineExceededError):
         list(generation)
 
 
 def test_expired_calls_never_start_and_leave_nothing_behind(client: Client) -> None:
     """More calls than rows, each with a deadline shorter than the queue."""
-    running = [client.generate(token_ids=PROMPT, max_tokens=60) for _ in range(4)]
+    running = [client.generate(token_ids=PROMPT, max_tokens=LONG) for _ in range(4)]
     for generation in running:
         next(generation)
     prompt_tokens = client.status().prompt_tokens
@@ -92,36 +96,48 @@ def test_expired_calls_never_start_and_leave_nothing_behind(client: Client) -> N
     for generation in late:
         with pytest.raises(DeadlineExceededError):
             list(generation)
-    for generation in running:
-        generation.collect()
     assert client.status().prompt_tokens == prompt_tokens
+    for generation in running:
+        generation.close()
 
 
-def test_calls_beyond_rows_and_queue_are_refused_with_a_time_to_retry(client: Client) -> None:
-    """max_rows 4, queue 8, 50 calls at once."""
-    generations = [client.generate(token_ids=PROMPT, max_tokens=40) for _ in range(50)]
-    finished, refusals = 0, []
-    for generation in generations:
-        try:
-            finished += len(generation.collect().token_ids) == 40
-        except OverloadedError as error:
-            refusals.append(error)
-    assert (finished, len(refusals)) == (12, 38)
+async def test_calls_beyond_rows_and_queue_are_refused_with_a_time_to_retry(
+    address: str, client: Client
+) -> None:
+    """max_rows 4, queue 8, 50 calls at once: so long that none is done before all have come."""
+    async with AsyncClient(address) as asking:
+        calls = [
+            asyncio.ensure_future(asking.generate(token_ids=PROMPT, max_tokens=LONG).collect())
+            for _ in range(50)
+        ]
+        await until(lambda: sum(call.done() for call in calls) >= 38)
+        status = client.status()
+        assert status.running_requests + status.waiting_requests == 12
+        refusals = [call.exception() for call in calls if call.done()]
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+    assert len(refusals) == 38
     for refusal in refusals:
+        assert isinstance(refusal, OverloadedError)
         assert refusal.retry_after
         assert "12" in str(refusal)
 
 
 def test_one_request_id_is_never_two_requests(address: str, client: Client) -> None:
-    first = client.generate(token_ids=PROMPT, max_tokens=30, request_id="same")
-    next(first)
+    first = client.generate(token_ids=PROMPT, max_tokens=LONG, temperature=0, request_id="same")
+    tokens = list(next(first).token_ids)
     with grpc.insecure_channel(address) as channel:
         stub = pb_grpc.InferenceServiceStub(channel)
         request = pb.GenerateRequest(request_id="same", token_ids=pb.TokenIds(ids=PROMPT))
         with pytest.raises(grpc.RpcError) as refused:
             list(stub.Generate(request))
     assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
-    assert len(first.collect().token_ids) == 29
+    (row,) = client.status(rows=True).rows
+    while len(tokens) <= row.output_tokens:
+        tokens.extend(next(first).token_ids)
+    assert tokens == expected_tokens(PROMPT, len(tokens), VOCAB)
+    first.close()
 
 
 def request(**fields: object) -> pb.GenerateRequest:
@@ -155,7 +171,7 @@ def test_bad_input_is_refused_by_name_and_the_next_request_on_the_channel_is_ser
     with grpc.insecure_channel(address) as channel:
         stub = pb_grpc.InferenceServiceStub(channel)
         with pytest.raises(grpc.RpcError) as refused:
-            list(stub.Generate(bad, timeout=5))
+            list(stub.Generate(bad, timeout=60))
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert field in refused.value.details()
         assert value in refused.value.details()
@@ -168,7 +184,6 @@ def test_prompts_too_long_for_the_pool_are_refused_and_those_behind_are_served(
     client: Client,
 ) -> None:
     """100 usable blocks of 16, five prompts too long, three short ones behind."""
-    start = time.monotonic()
     long = [client.generate(token_ids=[7] * 1602, max_tokens=1) for _ in range(5)]
     short = [client.generate(token_ids=[i], max_tokens=4, temperature=0) for i in range(3)]
     for generation in long:
@@ -176,7 +191,6 @@ def test_prompts_too_long_for_the_pool_are_refused_and_those_behind_are_served(
             generation.collect()
     for i, generation in enumerate(short):
         assert list(generation.collect().token_ids) == expected_tokens([i], 4, VOCAB)
-    assert time.monotonic() - start < 10
 
 
 def test_without_max_tokens_a_request_gets_all_the_room_there_is(client: Client) -> None:

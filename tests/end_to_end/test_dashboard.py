@@ -14,7 +14,8 @@ import pytest
 from deploy.observe.dashboard import DASHBOARD, read_panels
 from nanoserve import Client
 from tests.end_to_end.prometheus import MISSING, metrics_of, prometheus
-from tests.end_to_end.servers import start, wait_for_health, wait_until
+from tests.end_to_end.servers import start, wait_for_health
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = ROOT / "deploy/observe/grafana/provisioning"
@@ -91,9 +92,9 @@ def test_every_query_of_the_dashboard_gives_data_under_load(tmp_path: Path) -> N
                     del lacking[name]
             return not lacking
 
-        wait_until(all_have_data, f"all queries have data; none have {lacking}")
+        wait_for(all_have_data, f"all queries have data; none have {lacking}")
         tokens = queries()["Tokens a second: output"]
-        assert server.query(tokens)["scheduler"] > 100
+        wait_for(lambda: server.query(tokens)["scheduler"] > 100, "it is a rate of tokens")
         assert server.series("nanoserve_no_such_metric") == []
 
 

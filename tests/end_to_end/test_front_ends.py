@@ -20,6 +20,7 @@ from nanoserve.v1 import inference_pb2 as pb
 from nanoserve.v1 import inference_pb2_grpc as pb_grpc
 from tests.end_to_end.front_ends import (
     BLOCKS,
+    LONG,
     PROMPT,
     VOCAB,
     FrontEnds,
@@ -30,8 +31,8 @@ from tests.end_to_end.front_ends import (
     request,
     run_streams,
     start_scheduler,
-    wait_for,
 )
+from tests.waiting import SECONDS, wait_for
 from worker.simulated_tokens import expected_tokens
 
 # 10 ms a step, so that what is started has not ended when something happens.
@@ -63,11 +64,11 @@ def stubs() -> Iterator[Callable[[str, int], list[pb_grpc.InferenceServiceStub]]
         ]
 
 
-def status(servers: FrontEnds) -> pb.GetStatusResponse:
+def status(servers: FrontEnds, **include: bool) -> pb.GetStatusResponse:
     """A connection that a front end did not live to accept is made again."""
     with channel(servers.address) as opened:
         stub = pb_grpc.InferenceServiceStub(opened)
-        return stub.GetStatus(pb.GetStatusRequest(), timeout=5, wait_for_ready=True)
+        return stub.GetStatus(pb.GetStatusRequest(**include), timeout=SECONDS, wait_for_ready=True)
 
 
 def at_work(servers: FrontEnds) -> tuple[int, int]:
@@ -145,7 +146,7 @@ def test_a_request_is_one_to_all_front_ends_by_its_id_and_in_the_status(
     two: FrontEnds, stubs
 ) -> None:
     first, *others = stubs(two.address, 16)
-    running = first.Generate(request(1900, request_id="same"))
+    running = first.Generate(request(LONG, request_id="same"))
     got = list(next(running).token_ids)
     for stub in others:
         call = stub.Generate(request(5, request_id="same"))
@@ -153,7 +154,7 @@ def test_a_request_is_one_to_all_front_ends_by_its_id_and_in_the_status(
     assert all(two.connected())
     for stub in others:
         asked = pb.GetStatusRequest(include_rows=True, include_block_map=True)
-        answer = stub.GetStatus(asked, timeout=5)
+        answer = stub.GetStatus(asked, timeout=SECONDS)
         (row,) = answer.rows
         assert row.request_id == "same"
         assert list(answer.block_owners).count(row.row) == row.blocks > 0
@@ -164,8 +165,8 @@ def test_a_request_is_one_to_all_front_ends_by_its_id_and_in_the_status(
 
 def test_the_queue_is_one_for_all_front_ends(start: Start, stubs) -> None:
     servers = start(2, "--max-queue", "3", worker=("--max-rows", "8", "--step-ms", "10"))
-    opened = stubs(servers.address, 12)
-    calls = [stub.Generate(request(1900)) for stub in opened for _ in range(3)]
+    opened = stubs(servers.address, 18)
+    calls = [stub.Generate(request(LONG)) for stub in opened for _ in range(2)]
     wait_for(lambda: sum(not call.is_active() for call in calls) >= 36 - 11, "the rest is refused")
     assert all(servers.connected())
     # The limit is on all that are taken. Who of them gets a row does so with the next step.
@@ -180,7 +181,7 @@ def test_the_queue_is_one_for_all_front_ends(start: Start, stubs) -> None:
 def test_a_killed_front_end_takes_its_own_streams_with_it_and_is_replaced(
     two: FrontEnds, stubs
 ) -> None:
-    calls = [stub.Generate(request(500)) for stub in stubs(two.address, 16)]
+    calls = [stub.Generate(request(LONG)) for stub in stubs(two.address, 16)]
     got = [list(next(call).token_ids) for call in calls]
     before = two.processes()
     victim = before[0]
@@ -188,11 +189,14 @@ def test_a_killed_front_end_takes_its_own_streams_with_it_and_is_replaced(
     assert 0 < broken < 16
     victim.kill()
     wait_for(lambda: status(two).running_requests == 16 - broken, "its requests are aborted")
+    most = max(row.output_tokens for row in status(two, include_rows=True).rows)
     right = lost = 0
     for call, tokens in zip(calls, got, strict=True):
         try:
-            tokens += tokens_of(call)
-            right += tokens == expected_tokens(PROMPT, 500, VOCAB)
+            while len(tokens) <= most:
+                tokens += next(call).token_ids
+            right += tokens == expected_tokens(PROMPT, len(tokens), VOCAB)
+            call.cancel()
         except grpc.RpcError as error:
             lost += error.code() is grpc.StatusCode.UNAVAILABLE
     assert (right, lost) == (16 - broken, broken)
@@ -205,8 +209,8 @@ def test_a_killed_front_end_takes_its_own_streams_with_it_and_is_replaced(
 
 def test_a_drain_lets_the_streams_of_all_front_ends_finish(start: Start, stubs) -> None:
     servers = start(2, worker=SLOW)
-    opened = stubs(servers.address, 12)
-    calls = [stub.Generate(request(80)) for stub in opened]
+    opened = stubs(servers.address, 18)
+    calls = [stub.Generate(request(300)) for stub in opened]
     got = [list(next(call).token_ids) for call in calls]
     processes = servers.processes()
     assert all(servers.connected())
@@ -217,7 +221,7 @@ def test_a_drain_lets_the_streams_of_all_front_ends_finish(start: Start, stubs) 
     refused = {grpc.StatusCode.UNAVAILABLE}
     wait_for(lambda: {ending(stub) for stub in opened} == refused, "new calls are refused")
     for call, tokens in zip(calls, got, strict=True):
-        assert tokens + tokens_of(call) == expected_tokens(PROMPT, 80, VOCAB)
+        assert tokens + tokens_of(call) == expected_tokens(PROMPT, 300, VOCAB)
     wait_for(lambda: servers.scheduler.exit_status is not None, "it ended")
     assert servers.scheduler.exit_status == 0
     assert ended(processes)
@@ -226,7 +230,7 @@ def test_a_drain_lets_the_streams_of_all_front_ends_finish(start: Start, stubs) 
 def ending(stub: pb_grpc.InferenceServiceStub) -> grpc.StatusCode:
     """Of a call of one token."""
     try:
-        list(stub.Generate(request(1), timeout=5))
+        list(stub.Generate(request(1), timeout=SECONDS))
     except grpc.RpcError as error:
         return error.code()
     return grpc.StatusCode.OK
@@ -234,7 +238,7 @@ def ending(stub: pb_grpc.InferenceServiceStub) -> grpc.StatusCode:
 
 def test_what_outlasts_the_drain_ends_unavailable_on_all_front_ends(start: Start, stubs) -> None:
     servers = start(2, "--drain-timeout", "0.3", worker=SLOW)
-    calls = [stub.Generate(request(1900)) for stub in stubs(servers.address, 8)]
+    calls = [stub.Generate(request(LONG)) for stub in stubs(servers.address, 8)]
     for call in calls:
         next(call)
     processes = servers.processes()
@@ -249,7 +253,7 @@ def test_what_outlasts_the_drain_ends_unavailable_on_all_front_ends(start: Start
 @pytest.mark.parametrize("kills", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGKILL,)])
 def test_front_ends_do_not_outlive_the_engines_process(start: Start, stubs, kills) -> None:
     servers = start(2, "--drain-timeout", "60", worker=SLOW)
-    calls = [stub.Generate(request(1900)) for stub in stubs(servers.address, 4)]
+    calls = [stub.Generate(request(LONG)) for stub in stubs(servers.address, 4)]
     for call in calls:
         next(call)
     processes = servers.processes()
@@ -325,6 +329,6 @@ def test_one_front_end_serves_a_unix_socket_and_its_successor_too(tmp_path: Path
 
 def answers(address: str) -> bool:
     with channel(address) as opened, contextlib.suppress(grpc.RpcError):
-        pb_grpc.InferenceServiceStub(opened).GetStatus(pb.GetStatusRequest(), timeout=5)
+        pb_grpc.InferenceServiceStub(opened).GetStatus(pb.GetStatusRequest(), timeout=SECONDS)
         return True
     return False

@@ -13,11 +13,14 @@ from grpc_health.v1 import health_pb2
 
 from deploy.local.child import Child
 from nanoserve import Client, NanoserveError, UnavailableError
-from tests.end_to_end.servers import start, wait_for_health, wait_until
+from tests.end_to_end.servers import start, wait_for_health
+from tests.waiting import wait_for
 from worker.simulated_tokens import expected_tokens
 
 VOCAB = 1000
 PROMPT = list(range(40))
+# Tokens of a request that is there until it is cancelled: some minutes at 10 ms a step.
+LONG = 15_000
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 LIVENESS = "nanoserve.liveness"
@@ -40,11 +43,12 @@ class Pair:
         self.children.append(child)
         return child
 
-    def start_worker(self, *flags: str) -> Child:
+    def start_worker(self, *flags: str, step_ms: int = 10) -> Child:
         child = start(
             "worker",
-            *("--simulate", "--vocab-size", str(VOCAB), "--listen", self._worker_address),
-            *("--step-ms", "10", "--metrics-listen", "off", *flags),
+            *("--simulate", "--vocab-size", str(VOCAB), "--max-model-len", str(LONG + 100)),
+            *("--step-ms", str(step_ms), "--listen", self._worker_address),
+            *("--metrics-listen", "off", *flags),
         )
         self.children.append(child)
         return child
@@ -84,7 +88,7 @@ def test_a_killed_worker_is_a_pause_to_open_streams(pair: Pair, after: int) -> N
     with Client(pair.address) as client:
         settings = [(0.0, 1), (0.9, 7)]
         streams = [
-            client.generate(token_ids=PROMPT, max_tokens=60, temperature=temperature, seed=seed)
+            client.generate(token_ids=PROMPT, max_tokens=500, temperature=temperature, seed=seed)
             for temperature, seed in settings
         ]
         tokens: list[list[int]] = [[], []]
@@ -92,13 +96,13 @@ def test_a_killed_worker_is_a_pause_to_open_streams(pair: Pair, after: int) -> N
             while len(got) < after:
                 got.extend(next(stream).token_ids)
         os.kill(worker.pid, signal.SIGKILL)
-        wait_until(lambda: worker.exit_status is not None, "the worker is gone")
-        pair.start_worker()
+        wait_for(lambda: worker.exit_status is not None, "the worker is gone")
+        pair.start_worker(step_ms=1)
         for got, stream in zip(tokens, streams, strict=True):
             got.extend(stream.collect().token_ids)
         status = client.status()
     for got, (temperature, seed) in zip(tokens, settings, strict=True):
-        expected = expected_tokens(PROMPT, 60, VOCAB, temperature=temperature, seed=seed)
+        expected = expected_tokens(PROMPT, 500, VOCAB, temperature=temperature, seed=seed)
         assert got == expected
     assert status.free_blocks == status.usable_blocks
 
@@ -108,16 +112,19 @@ def test_a_worker_that_stands_still_is_not_ready_and_streams_go_on_after_it(pair
     worker = pair.start_worker()
     wait_for_health(pair.address, SERVING)
     with Client(pair.address) as client:
-        stream = client.generate(token_ids=PROMPT, max_tokens=60, temperature=0)
+        stream = client.generate(token_ids=PROMPT, max_tokens=LONG, temperature=0)
         tokens = list(next(stream).token_ids)
         os.kill(worker.pid, signal.SIGSTOP)
         wait_for_health(pair.address, NOT_SERVING)
         wait_for_health(pair.address, SERVING, LIVENESS)
-        wait_until(lambda: "did not answer" in client.status().reason, "it says why")
+        wait_for(lambda: "did not answer" in client.status().reason, "it says why")
+        before = client.status().output_tokens
         os.kill(worker.pid, signal.SIGCONT)
-        tokens.extend(stream.collect().token_ids)
+        while len(tokens) < before + 50:
+            tokens.extend(next(stream).token_ids)
         wait_for_health(pair.address, SERVING)
-    assert tokens == expected_tokens(PROMPT, 60, VOCAB)
+        stream.close()
+    assert tokens == expected_tokens(PROMPT, len(tokens), VOCAB)
 
 
 def test_the_next_scheduler_takes_the_worker_over_as_it_is(pair: Pair) -> None:
@@ -125,13 +132,13 @@ def test_the_next_scheduler_takes_the_worker_over_as_it_is(pair: Pair) -> None:
     worker = pair.start_worker()
     wait_for_health(pair.address, SERVING)
     with Client(pair.address) as client:
-        stream = client.generate(token_ids=PROMPT, max_tokens=1000, temperature=0)
+        stream = client.generate(token_ids=PROMPT, max_tokens=LONG, temperature=0)
         next(stream)
         before = client.status().worker_incarnation
         os.kill(first.pid, signal.SIGKILL)
         with pytest.raises(UnavailableError):
             stream.collect()
-    wait_until(lambda: first.exit_status is not None, "the scheduler is gone")
+    wait_for(lambda: first.exit_status is not None, "the scheduler is gone")
     pair.start_scheduler()
     wait_for_health(pair.address, SERVING)
     with Client(pair.address) as client:
@@ -152,7 +159,7 @@ def test_a_scheduler_that_comes_back_after_its_successor_is_refused(
     wait_for_health(pair.address, SERVING)
     other = f"unix:{tmp_path}/other.sock"
     with Client(pair.address) as client, Client(other) as other_client:
-        lost = client.generate(token_ids=PROMPT, max_tokens=1000, temperature=0)
+        lost = client.generate(token_ids=PROMPT, max_tokens=LONG, temperature=0)
         next(lost)
         os.kill(old.pid, signal.SIGSTOP)
         pair.start_scheduler("--listen", other)
@@ -161,13 +168,13 @@ def test_a_scheduler_that_comes_back_after_its_successor_is_refused(
         tokens = list(next(stream).token_ids)
         os.kill(old.pid, signal.SIGCONT)
         wait_for_health(pair.address, NOT_SERVING)
-        wait_until(lambda: "a newer scheduler has" in client.status().reason, "it is refused")
+        wait_for(lambda: "a newer scheduler has" in client.status().reason, "it is refused")
         tokens.extend(stream.collect().token_ids)
         os.kill(old.pid, signal.SIGTERM)
         with pytest.raises(UnavailableError):
             lost.collect()
     assert tokens == expected_tokens(PROMPT, 200, VOCAB)
-    wait_until(lambda: old.exit_status is not None, "the older scheduler ended")
+    wait_for(lambda: old.exit_status is not None, "the older scheduler ended")
     assert old.exit_status == 0
 
 
@@ -176,28 +183,28 @@ def test_sigterm_lets_running_and_waiting_streams_finish_and_refuses_new_ones(pa
     scheduler, worker = pair.start_scheduler(), pair.start_worker("--max-rows", "1")
     wait_for_health(pair.address, SERVING)
     with Client(pair.address) as client:
-        # The first runs for long enough to be found running, whatever else the machine does.
-        settings = [(0.0, 1, 400), (0.9, 7, 60)]
+        # The first is found running: it takes a quarter of a minute, but with the second worker.
+        settings = [(0.0, 1, 1500), (0.9, 7, 60)]
         streams = []
         first: list[int] = []
         for temperature, seed, count in settings:
             options = {"max_tokens": count, "temperature": temperature, "seed": seed}
             streams.append(client.generate(token_ids=PROMPT, **options))
             first = first or list(next(streams[0]).token_ids)
-        wait_until(lambda: client.status().waiting_requests == 1, "the other one waits")
+        wait_for(lambda: client.status().waiting_requests == 1, "the other one waits")
         os.kill(scheduler.pid, signal.SIGTERM)
         wait_for_health(pair.address, NOT_SERVING)
         with pytest.raises(UnavailableError):
             client.generate(token_ids=PROMPT).collect()
         os.kill(worker.pid, signal.SIGKILL)
-        wait_until(lambda: worker.exit_status is not None, "the worker is gone")
-        pair.start_worker("--max-rows", "1")
+        wait_for(lambda: worker.exit_status is not None, "the worker is gone")
+        pair.start_worker("--max-rows", "1", step_ms=1)
         first.extend(streams[0].collect().token_ids)
         second = list(streams[1].collect().token_ids)
     for tokens, (temperature, seed, count) in zip((first, second), settings, strict=True):
         right = expected_tokens(PROMPT, count, VOCAB, temperature=temperature, seed=seed)
         assert tokens == right
-    wait_until(lambda: scheduler.exit_status is not None, "the scheduler ended")
+    wait_for(lambda: scheduler.exit_status is not None, "the scheduler ended")
     assert scheduler.exit_status == 0
 
 
@@ -205,12 +212,12 @@ def test_what_outlasts_the_drain_ends_unavailable(pair: Pair) -> None:
     scheduler, _ = pair.start_scheduler("--drain-timeout", "0.3"), pair.start_worker()
     wait_for_health(pair.address, SERVING)
     with Client(pair.address) as client:
-        stream = client.generate(token_ids=PROMPT, max_tokens=1000, temperature=0)
+        stream = client.generate(token_ids=PROMPT, max_tokens=LONG, temperature=0)
         next(stream)
         os.kill(scheduler.pid, signal.SIGINT)
         with pytest.raises(UnavailableError, match="drain"):
             stream.collect()
-    wait_until(lambda: scheduler.exit_status is not None, "the scheduler ended")
+    wait_for(lambda: scheduler.exit_status is not None, "the scheduler ended")
     assert scheduler.exit_status == 0
 
 
@@ -218,12 +225,12 @@ def test_a_second_signal_ends_the_scheduler_at_once(pair: Pair) -> None:
     scheduler, _ = pair.start_scheduler("--drain-timeout", "60"), pair.start_worker()
     wait_for_health(pair.address, SERVING)
     with Client(pair.address) as client:
-        stream = client.generate(token_ids=PROMPT, max_tokens=1900, temperature=0)
+        stream = client.generate(token_ids=PROMPT, max_tokens=LONG, temperature=0)
         next(stream)
         os.kill(scheduler.pid, signal.SIGTERM)
         wait_for_health(pair.address, NOT_SERVING)
         os.kill(scheduler.pid, signal.SIGTERM)
-        wait_until(lambda: scheduler.exit_status is not None, "the scheduler ended")
+        wait_for(lambda: scheduler.exit_status is not None, "the scheduler ended")
         with pytest.raises(NanoserveError):
             stream.collect()
     assert scheduler.exit_status != 0
@@ -237,7 +244,7 @@ def test_either_process_may_be_stopped_first(pair: Pair, first: str) -> None:
     for name in order:
         os.kill(servers[name].pid, signal.SIGTERM)
         child = servers[name]
-        wait_until(lambda child=child: child.exit_status is not None, f"the {name} ended")
+        wait_for(lambda child=child: child.exit_status is not None, f"the {name} ended")
         assert child.exit_status == 0
 
 
@@ -250,17 +257,17 @@ def test_a_worker_that_serves_another_model_is_refused_and_both_are_named(
         (folder / "config.json").write_text(f'{{"vocab_size": {size}}}')
     scheduler = pair.start_scheduler("--model", str(ours))
     pair.start_worker("--model", str(theirs))
-    wait_until(lambda: "fingerprint" in "\n".join(scheduler._lines), "the log names the models")
+    wait_for(lambda: "fingerprint" in "\n".join(scheduler._lines), "the log names the models")
     wait_for_health(pair.address, NOT_SERVING)
     assert scheduler.exit_status is None
 
 
 def test_a_port_in_use_is_refused(pair: Pair) -> None:
     first = pair.start_scheduler("--listen", "127.0.0.1:0")
-    wait_until(lambda: "127.0.0.1:" in "\n".join(first._lines), "it tells its port")
+    wait_for(lambda: "127.0.0.1:" in "\n".join(first._lines), "it tells its port")
     line = next(line for line in first._lines if "127.0.0.1:" in line)
     port = line.rsplit("127.0.0.1:", 1)[1].split()[0]
     second = pair.start_scheduler("--listen", f"127.0.0.1:{port}")
-    wait_until(lambda: second.exit_status is not None, "the second scheduler ended")
+    wait_for(lambda: second.exit_status is not None, "the second scheduler ended")
     assert second.exit_status == 1
     assert port in second.tail()

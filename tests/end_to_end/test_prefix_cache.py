@@ -87,12 +87,9 @@ async def at_random(address: str, works: Sequence[Work], spread: float) -> list[
 
 async def idle_status(address: str) -> ServerStatus:
     async with AsyncClient(address) as client:
-        for _ in range(200):
-            status = await client.status()
-            if not status.running_requests + status.waiting_requests:
-                return status
+        while (status := await client.status()).running_requests + status.waiting_requests:
             await asyncio.sleep(0.05)
-    raise AssertionError("requests are left")
+        return status
 
 
 def test_1000_requests_that_share_get_their_own_tokens_and_every_hit_is_told() -> None:
@@ -142,7 +139,11 @@ def test_a_tiny_llamas_tokens_are_the_same_with_and_without_and_when_its_worker_
             while (await client.status()).output_tokens < before + 50:
                 await asyncio.sleep(0.01)
             os.kill(pid, signal.SIGKILL)
-            return await asyncio.gather(*calls)
+            answers = await asyncio.gather(*calls)
+            # Where all had their last tokens before it died, its successor is yet to come.
+            while not (await client.status()).worker_restarts:
+                await asyncio.sleep(0.01)
+            return answers
 
     chunks = ("--pipeline-depth", "3", "--max-step-tokens", "24")
     with supervised(model=model, worker=worker, scheduler=chunks) as servers:

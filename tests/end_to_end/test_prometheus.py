@@ -15,7 +15,8 @@ import pytest
 
 from nanoserve import AsyncClient, InvalidRequestError
 from tests.end_to_end.prometheus import MISSING, Prometheus, lint, metrics_of, prometheus
-from tests.end_to_end.servers import start, wait_for_health, wait_until
+from tests.end_to_end.servers import start, wait_for_health
+from tests.waiting import SECONDS, wait_for
 from worker.simulated_tokens import expected_tokens
 
 pytestmark = pytest.mark.skipif(
@@ -89,7 +90,7 @@ async def load(address: str) -> Counter[str]:
 def test_what_prometheus_has_scraped_equals_the_clients_totals(pair: Pair, tmp_path: Path) -> None:
     with prometheus(tmp_path, pair.targets) as server:
         both = dict.fromkeys(pair.targets, 1.0)
-        wait_until(lambda: server.query("up") == both, "both are scraped")
+        wait_for(lambda: server.query("up") == both, "both are scraped")
         totals = asyncio.run(load(pair.address))
         expected: dict[str, float] = {
             'nanoserve_requests_total{outcome="length"}': totals["length"],
@@ -139,9 +140,9 @@ def scheduler(server: Prometheus, name: str) -> float:
 
 
 def settled(server: Prometheus, job: str, expected: dict[str, float]) -> dict[str, float]:
-    """The values of a job for the queries of `expected`, once they are as expected or 20
-    seconds have gone by."""
-    give_up = time.monotonic() + 20
+    """The values of a job for the queries of `expected`, once they are as expected or never
+    will be."""
+    give_up = time.monotonic() + SECONDS
     while True:
         values = {query: server.query(query).get(job, -1.0) for query in expected}
         if values == expected or time.monotonic() > give_up:

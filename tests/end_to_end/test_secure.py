@@ -17,8 +17,9 @@ from deploy.local.child import Child
 from deploy.local.stop_signals import Unasked
 from deploy.secrets.__main__ import main as secrets
 from nanoserve import Client, NanoserveError, UnauthenticatedError
-from tests.end_to_end.servers import start, wait_until
+from tests.end_to_end.servers import start
 from tests.protos.command import nanoserve
+from tests.waiting import SECONDS, wait_for
 
 
 @dataclass
@@ -59,7 +60,7 @@ def line_of(child: Child, pattern: str) -> str:
     def found() -> re.Match[str] | None:
         return next(filter(None, (re.search(pattern, line) for line in child.lines)), None)
 
-    wait_until(lambda: found() is not None, f"{pattern} was logged: {child.lines}")
+    wait_for(lambda: found() is not None, f"{pattern} was logged: {child.lines}")
     return found()[1]
 
 
@@ -83,10 +84,10 @@ def deployed(root: Path, *flags: str) -> Iterator[Deployment]:
         address = line_of(children[1], r"listening on (\S+)")
         metrics = line_of(children[1], r"metrics at (\S+)")
         deployment = Deployment(root, children[0], children[1], address, metrics)
-        wait_until(deployment.is_ready, f"it is ready: {deployment.logs()}")
+        wait_for(deployment.is_ready, f"it is ready: {deployment.logs()}")
         yield deployment
     finally:
-        statuses = [child.stop(20.0, Unasked().asked_twice) for child in reversed(children)]
+        statuses = [child.stop(SECONDS, Unasked().asked_twice) for child in reversed(children)]
     assert statuses == [0] * len(statuses)
 
 
@@ -99,7 +100,7 @@ def test_it_serves_who_has_ca_and_token_and_takes_new_secrets_while_it_runs(
             assert len(client.generate(token_ids=[1], max_tokens=5).collect().token_ids) == 5
         with Client(it.address, tls_ca=it.ca) as stranger, pytest.raises(UnauthenticatedError):
             stranger.status()
-        wait_until(lambda: "unauthenticated_calls_total 1.0" in scraped(it), "it was counted")
+        wait_for(lambda: "unauthenticated_calls_total 1.0" in scraped(it), "it was counted")
 
         host, _, port = it.address.rpartition(":")
         old_token, before = it.token, ssl.get_server_certificate((host, int(port)))
@@ -140,5 +141,5 @@ def test_the_command_works_by_its_environment_alone(tmp_path: Path) -> None:
 
 
 def scraped(it: Deployment) -> str:
-    with urllib.request.urlopen(it.metrics, timeout=10) as answer:
+    with urllib.request.urlopen(it.metrics, timeout=SECONDS) as answer:
         return answer.read().decode()

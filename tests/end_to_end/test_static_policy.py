@@ -33,10 +33,7 @@ async def seven_behind_one(address: str) -> tuple[list[float], ServerStatus]:
     async with AsyncClient(address) as client:
         requests = [one(client, i, 4 if i < 7 else 32) for i in range(8)]
         seconds = await asyncio.gather(*requests)
-        for _ in range(100):
-            status = await client.status()
-            if not status.running_requests:
-                break
+        while (status := await client.status()).running_requests:
             await asyncio.sleep(0.02)
         return seconds, status
 

@@ -15,8 +15,9 @@ import pytest
 
 from deploy.local.servers import Servers
 from nanoserve import BlockOwner, Client, Generation, ServerStatus
-from tests.end_to_end.servers import running, start, wait_until
+from tests.end_to_end.servers import running, start
 from tests.protos.command import nanoserve
+from tests.waiting import SECONDS, wait_for
 
 NUM_BLOCKS, BLOCK_SIZE = 64, 64
 # They live for a minute, unless they are cancelled: longer than any command takes to start.
@@ -46,9 +47,9 @@ def three_at_work(client: Client) -> Iterator[None]:
         for length in PROMPT_LENS:
             next(streams.enter_context(generation(client, length)))
         streams.enter_context(generation(client, 2))
-        wait_until(lambda: client.status().waiting_requests == 1, "the last one waits")
+        wait_for(lambda: client.status().waiting_requests == 1, "the last one waits")
         yield
-    wait_until(lambda: client.status().running_requests == 0, "all are gone")
+    wait_for(lambda: client.status().running_requests == 0, "all are gone")
 
 
 def everything(client: Client) -> ServerStatus:
@@ -77,7 +78,7 @@ def test_rows_and_block_map_agree_with_each_other_and_with_the_requests(servers:
             assert 1 <= row.output_tokens <= row.max_tokens == OUTPUT_TOKENS
             assert row.running_seconds > 0
         assert status.missing_reason == ""
-        wait_until(lambda: everything(client).rows == (), "all are gone")
+        wait_for(lambda: everything(client).rows == (), "all are gone")
         status = everything(client)
         owned = Counter(status.block_owners)
         # At least the first block of the longest prompt is full.
@@ -149,10 +150,10 @@ def test_without_a_worker_a_status_comes_with_the_reason(tmp_path: Path) -> None
     link = ("--worker", f"unix:{tmp_path}/none", "--listen", address, "--metrics-listen", "off")
     scheduler = start("scheduler", "--no-tokenizer", *link)
     try:
-        wait_until((tmp_path / "s").exists, "it listens")
+        wait_for((tmp_path / "s").exists, "it listens")
         with Client(address) as client:
             status = everything(client)
         assert (status.ready, status.rows, status.block_owners) == (False, (), ())
         assert status.missing_reason == "no worker has connected yet"
     finally:
-        scheduler.stop(20, threading.Event())
+        scheduler.stop(SECONDS, threading.Event())

@@ -64,10 +64,7 @@ async def all_requests(address: str) -> tuple[Counter[str], ServerStatus]:
                 return await one_request(client, seed)
 
         outcomes = Counter(await asyncio.gather(*(bounded(seed) for seed in range(REQUESTS))))
-        for _ in range(100):
-            status = await client.status()
-            if not status.running_requests + status.waiting_requests:
-                break
+        while (status := await client.status()).running_requests + status.waiting_requests:
             await asyncio.sleep(0.05)
         return outcomes, status
 

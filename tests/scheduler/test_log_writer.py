@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.log_writer import BackgroundHandler
+from tests.waiting import SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,7 +31,7 @@ class Log:
         self.logger.addHandler(self.handler)
 
     def read_until(self, end: str) -> list[str]:
-        text, deadline = "", time.monotonic() + 10
+        text, deadline = "", time.monotonic() + SECONDS
         while not text.endswith(end + "\n"):
             assert time.monotonic() < deadline, text[-200:]
             text += os.read(self.read_end, 1 << 20).decode()
@@ -84,7 +85,7 @@ def test_a_reader_that_stands_still_costs_lines_and_no_time_and_is_told_how_many
         done.set()
 
     threading.Thread(target=write, daemon=True).start()
-    assert done.wait(5)
+    assert done.wait(SECONDS)
     lines = log.read_until("as the log was not read fast enough")
     assert lines[1:101] == [f"INFO line {i}" for i in range(100)]
     text = "WARNING 4900 lines are left out here, as the log was not read fast enough"
@@ -114,7 +115,7 @@ def test_the_last_error_is_out_before_the_process_ends(end):
         f"logging.error('the last')\n{end}"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=20
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS
     )
     assert done.returncode == 3
     assert [line.split(": ")[1] for line in done.stderr.splitlines()] == ["before", "the last"]

@@ -14,6 +14,7 @@ from deploy.loadtest.openai_target import OpenAITarget
 from deploy.loadtest.orders import Order, Scheduled, Setup, Start
 from deploy.loadtest.plan import LoadPlan, Nanoserve
 from deploy.loadtest.timeline import Timeline
+from tests.waiting import SECONDS
 
 VOCAB = 100
 
@@ -38,15 +39,7 @@ async def carry_out(
         await asyncio.sleep(0)
         if asyncio.iscoroutine(waiting := during(generator)):
             await waiting
-        timelines = await asyncio.wait_for(running, 30)
+        timelines = await asyncio.wait_for(running, SECONDS)
     finally:
         await target.close()
     return sorted(timelines, key=lambda timeline: timeline.index)
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """Raises AssertionError if it is not so within 20 seconds."""
-    give_up = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < give_up, what
-        await asyncio.sleep(0.002)

@@ -13,7 +13,7 @@ from deploy.loadtest.calls import Calls
 from deploy.loadtest.record import Record
 from deploy.loadtest.stock import Opening, Stock
 from deploy.loadtest.workload import Request
-from tests.deploy.loadtest.running import until
+from tests.waiting import until
 
 
 class Silent:

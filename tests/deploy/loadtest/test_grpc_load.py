@@ -24,8 +24,9 @@ from deploy.loadtest.target import Failed
 from deploy.loadtest.workload import Workload
 from nanoserve.v1 import inference_pb2 as pb
 from nanoserve.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
-from tests.deploy.loadtest.running import VOCAB, at_once, carry_out, until
+from tests.deploy.loadtest.running import VOCAB, at_once, carry_out
 from tests.protos.scripted_server import ScriptedServer, fail
+from tests.waiting import until
 
 Responses = Iterator[pb.GenerateResponse]
 

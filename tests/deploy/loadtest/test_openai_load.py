@@ -15,8 +15,9 @@ from deploy.loadtest.lengths import Fixed
 from deploy.loadtest.plan import Content, LoadPlan, OpenAI
 from deploy.loadtest.target import Failed
 from deploy.loadtest.workload import Workload
-from tests.deploy.loadtest.running import VOCAB, at_once, carry_out, until
+from tests.deploy.loadtest.running import VOCAB, at_once, carry_out
 from tests.deploy.loadtest.sse_server import Reply, SseServer
+from tests.waiting import until
 
 
 def a_plan(url: str, endpoint: str = "completions", **others: Any) -> LoadPlan:

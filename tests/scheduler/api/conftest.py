@@ -18,6 +18,7 @@ from scheduler.api.tokenizer import Tokenizer
 from tests.scheduler.api import small_tokenizers
 from tests.scheduler.api.scripted_engine import ScriptedEngine
 from tests.scheduler.api.small_tokenizers import write_folder
+from tests.waiting import SECONDS
 
 
 @pytest.fixture(scope="session")
@@ -107,11 +108,11 @@ class Served:
         self.stub = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.health = health_pb2_grpc.HealthStub(self.channel)
 
-    async def generate(self, timeout: float = 20, **fields: object) -> list[GenerateResponse]:
+    async def generate(self, timeout: float = SECONDS, **fields: object) -> list[GenerateResponse]:
         request = GenerateRequest(**fields)
         return [response async for response in self.stub.Generate(request, timeout=timeout)]
 
-    async def error(self, timeout: float = 20, **fields: object) -> grpc.aio.AioRpcError:
+    async def error(self, timeout: float = SECONDS, **fields: object) -> grpc.aio.AioRpcError:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await self.generate(timeout, **fields)
         return raised.value

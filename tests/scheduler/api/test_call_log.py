@@ -15,8 +15,8 @@ from nanoserve.v1.inference_pb2 import Chat, ChatMessage, GenerateRequest, Token
 from scheduler.api.call_log import log, log_call
 from scheduler.api.call_record import CallRecord
 from scheduler.log_format import HumanFormatter, JsonFormatter
-from tests.scheduler.api.calls import until
 from tests.scheduler.api.scripted_engine import ScriptedEngine
+from tests.waiting import until
 
 FINISHED = CallRecord(
     request_id="r1",

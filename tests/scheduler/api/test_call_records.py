@@ -19,9 +19,9 @@ from scheduler.api.output_stream import OutputStream
 from scheduler.api.output_text import OutputText
 from scheduler.api.tracing import NoSpans
 from scheduler.core.front_end import Failure, FailureKind, RequestUsage, Submission
-from tests.scheduler.api.calls import until
 from tests.scheduler.api.conftest import Served
 from tests.scheduler.api.scripted_engine import ScriptedEngine
+from tests.waiting import SECONDS, until
 
 ENDLESS = [5] * 5000
 CUT = 777  # in a prompt: its client cuts it off
@@ -49,7 +49,7 @@ async def test_a_finished_call_has_the_engines_account_and_the_tokens_passed_on(
     assert (record.queue_seconds, record.first_token_seconds) == (0.25, 0.5)
     assert record.token_seconds == pytest.approx((0.75 - 0.5) / 3)
     assert (record.preemptions, record.recomputed_tokens, record.cached_tokens) == (1, 11, 2)
-    assert 0 < record.total_seconds < 5
+    assert 0 < record.total_seconds < SECONDS
     assert (record.error, record.trace_id, record.prompt, record.output) == ("", "", None, None)
     totals = served.engine.calls
     assert (totals.outcomes, totals.refusals) == ({"stop": 1}, {})
@@ -169,16 +169,19 @@ def test_a_client_that_leaves_close_to_its_own_deadline_left_for_it(clients, lef
     assert call.departure(1100.0 - left).kind is kind
 
 
-@pytest.mark.parametrize("timeout", [0.2, 0.5])
+@pytest.mark.parametrize("timeout", [0.4, 0.8])
 async def test_a_clients_deadline_counts_as_one_whoever_notices_it_first(recorded, timeout):
-    """The client cancels when its deadline passes, which may come before it passes here."""
+    """The client cancels when its deadline passes, which may come before it passes here. A call
+    that expired before it came here was never here."""
     served, records = await recorded(ScriptedEngine(ENDLESS, step_seconds=0.002))
     await served.stub.GetStatus(inference_pb2.GetStatusRequest())  # connected
     errors = await asyncio.gather(*(served.error(timeout=timeout, text="x") for _ in range(8)))
     assert {error.code().name for error in errors} == {"DEADLINE_EXCEEDED"}
-    await until(lambda: len(records) == 8)
+    service = served.server._service
+    await until(lambda: not service._num_calls and not service._records._submitted)
     assert {record.status for record in records} == {"DEADLINE_EXCEEDED"}
-    assert served.engine.calls.outcomes == {"deadline": 8}
+    assert served.engine.calls.outcomes == {"deadline": len(records)}
+    assert len(served.engine.submissions) <= len(records) <= 8
     assert {abort.reason for abort in served.engine.aborts} <= {FailureKind.DEADLINE}
 
 
@@ -285,7 +288,7 @@ async def test_totals_equal_what_the_clients_of_a_mixed_run_saw(recorded):
             request.request_id = f"full {rng.randrange(100)}"
         elif kind == "invalid":
             request.temperature = -1
-        timeout = 0.4 if kind == "deadline" else 20
+        timeout = 1.0 if kind == "deadline" else SECONDS
         call, got = served.stub.Generate(request, timeout=timeout), 0
         try:
             async for response in call:
@@ -309,10 +312,10 @@ async def test_totals_equal_what_the_clients_of_a_mixed_run_saw(recorded):
     expired = 300 - sum(served.engine.calls.outcomes.values())
     assert len(records) == 300 - expired
     told = Counter(record.status for record in records)
-    assert 0 <= expired < seen["DEADLINE_EXCEEDED"]
+    assert 0 <= expired <= seen["DEADLINE_EXCEEDED"]
     assert len(seen) == 5
     seen["DEADLINE_EXCEEDED"] -= expired
-    assert told == seen
+    assert told == +seen
     totals = served.engine.calls
     assert totals.outcomes == Counter(record.outcome.replace("_", " ") for record in records)
     cut = [record for record in records if record.outcome in ("cancelled", "deadline")]

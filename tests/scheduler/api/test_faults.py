@@ -12,8 +12,9 @@ from google.rpc import error_details_pb2, status_pb2
 from nanoserve.v1 import inference_pb2
 from nanoserve.v1.inference_pb2 import Chat, ChatMessage, TokenIds
 from scheduler.core.front_end import Abort, EventBatch, Failure, FailureKind, FinishReason
-from tests.scheduler.api.calls import joined, until
+from tests.scheduler.api.calls import joined
 from tests.scheduler.api.scripted_engine import LIMITS, ScriptedEngine
+from tests.waiting import until
 
 STOP = inference_pb2.FINISH_REASON_STOP
 

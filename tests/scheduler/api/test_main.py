@@ -22,6 +22,7 @@ import pytest
 from nanoserve.v1 import inference_pb2, inference_pb2_grpc
 from scheduler.__main__ import parser
 from scheduler.api.model_folder import ModelFolder
+from tests.waiting import SECONDS
 from worker.model.fingerprint import fingerprint
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -45,7 +46,7 @@ class Process:
         )
         self.log = ""
 
-    def wait_for(self, pattern: str, seconds: float = 20) -> str:
+    def wait_for(self, pattern: str, seconds: float = SECONDS) -> str:
         deadline = time.monotonic() + seconds
         while not (match := re.search(pattern, self.log)):
             left = deadline - time.monotonic()
@@ -55,7 +56,7 @@ class Process:
             self.log += text
         return match[1] if match.groups() else match[0]
 
-    def exit_status(self, seconds: float = 10) -> int:
+    def exit_status(self, seconds: float = SECONDS) -> int:
         self.log += self.popen.communicate(timeout=seconds)[1]
         return self.popen.returncode
 
@@ -86,10 +87,10 @@ def test_without_a_worker_it_stays_up_says_so_and_drains(start, model, number):
     with grpc.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         with pytest.raises(grpc.RpcError) as raised:
-            list(stub.Generate(inference_pb2.GenerateRequest(text="x"), timeout=5))
+            list(stub.Generate(inference_pb2.GenerateRequest(text="x"), timeout=SECONDS))
         assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
         assert raised.value.details().startswith("the server is not ready: ")
-        status = stub.GetStatus(inference_pb2.GetStatusRequest(), timeout=5)
+        status = stub.GetStatus(inference_pb2.GetStatusRequest(), timeout=SECONDS)
         assert (status.ready, status.model) == (False, "SmolLM2-135M-Instruct")
     process.popen.send_signal(number)
     assert process.exit_status() == 0
@@ -115,7 +116,7 @@ def running_call(process: Process, channels: contextlib.ExitStack) -> Iterator:
     channel = channels.enter_context(grpc.insecure_channel(address))
     prompt = inference_pb2.TokenIds(ids=[1])
     call = inference_pb2_grpc.InferenceServiceStub(channel).Generate(
-        inference_pb2.GenerateRequest(token_ids=prompt), timeout=30
+        inference_pb2.GenerateRequest(token_ids=prompt), timeout=SECONDS
     )
     next(call)
     return call
@@ -167,7 +168,7 @@ def test_as_process_1_it_ends_on_sigterm(start, model, flags):
             break
     children = Path(f"/proc/{popen.pid}/task/{popen.pid}/children").read_text().split()
     os.kill(int(children[0]), signal.SIGTERM)
-    popen.communicate(timeout=10)
+    popen.communicate(timeout=SECONDS)
     assert popen.returncode == 0
 
 
@@ -191,7 +192,7 @@ def test_a_metrics_port_in_use_stops_the_start(start):
 def test_metrics_are_served_where_the_log_says(start):
     process = start("--no-tokenizer", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0")
     url = process.wait_for(r"metrics at (http://127\.0\.0\.1:\d+/metrics)")
-    with urllib.request.urlopen(url, timeout=5) as response:
+    with urllib.request.urlopen(url, timeout=SECONDS) as response:
         assert b"\nnanoserve_ready 0.0\n" in response.read()
 
 

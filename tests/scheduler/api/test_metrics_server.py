@@ -19,6 +19,7 @@ from scheduler.api.address import AddressError
 from scheduler.api.metrics import SchedulerCollector
 from scheduler.api.metrics_server import MOST_CONNECTIONS, MetricsServer
 from tests.scheduler.api.scripted_engine import ScriptedEngine
+from tests.waiting import SECONDS, wait_for
 
 PROMPT = {"token_ids": TokenIds(ids=[1])}
 
@@ -46,7 +47,7 @@ def serving(
 
 def get(server: MetricsServer, path: str = "/metrics", method: str = "GET", **headers: str):
     """Status, headers and body."""
-    connection = http.client.HTTPConnection(server.address, timeout=10)
+    connection = http.client.HTTPConnection(server.address, timeout=SECONDS)
     with contextlib.closing(connection):
         connection.request(method, path, headers=headers)
         response = connection.getresponse()
@@ -55,7 +56,7 @@ def get(server: MetricsServer, path: str = "/metrics", method: str = "GET", **he
 
 def connected(server: MetricsServer) -> socket.socket:
     host, _, port = server.address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=SECONDS)
 
 
 def test_both_text_formats_are_served():
@@ -112,15 +113,12 @@ def test_a_scraper_that_hangs_is_cut_off_and_the_others_are_served_meanwhile():
 def test_more_connections_than_the_limit_are_closed_and_later_ones_served():
     with serving(OneGauge()) as server:
         scrapers = [connected(server) for _ in range(MOST_CONNECTIONS)]
-        deadline = time.monotonic() + 5
-        while len(server._connections) < MOST_CONNECTIONS and time.monotonic() < deadline:
-            time.sleep(0.005)
+        wait_for(lambda: len(server._connections) == MOST_CONNECTIONS, "all are accepted")
         with connected(server) as another:
             assert another.recv(100) == b""
         for scraper in scrapers:
             scraper.close()
-        while server._connections and time.monotonic() < deadline:
-            time.sleep(0.005)
+        wait_for(lambda: not server._connections, "all are let go")
         assert get(server)[0] == 200
 
 

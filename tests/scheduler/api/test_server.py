@@ -16,6 +16,7 @@ from scheduler.api.address import AddressError, check_address
 from scheduler.api.server import ApiServer, ServerConfig
 from scheduler.api.service import ServedModel
 from tests.scheduler.api.scripted_engine import ScriptedEngine
+from tests.waiting import SECONDS, until
 
 MODEL = ServedModel("tiny", None, frozenset([2]))
 PROMPT = {"token_ids": TokenIds(ids=[1])}
@@ -70,7 +71,7 @@ async def started(listen: str) -> ApiServer:
 async def answers(address: str) -> bool:
     async with grpc.aio.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        call = stub.Generate(GenerateRequest(**PROMPT), timeout=5)
+        call = stub.Generate(GenerateRequest(**PROMPT), timeout=SECONDS)
         return [list(response.token_ids) async for response in call][-1][-1:] == [2]
 
 
@@ -107,31 +108,30 @@ async def test_a_unix_socket_is_served_not_taken_from_another_and_taken_over_fro
 
 
 async def test_a_drain_lets_running_calls_finish_and_refuses_new_ones(serve):
-    engine = ScriptedEngine([5] * 100 + [2], step_seconds=0.005)
-    served = await serve(engine, drain_timeout=10)
+    engine = ScriptedEngine([5] * 5000 + [2], step_seconds=0.02)
+    served = await serve(engine, drain_timeout=1000)
     running = asyncio.ensure_future(served.generate(**PROMPT))
-    while not engine.running:
-        await asyncio.sleep(0.01)
+    await until(lambda: engine.running)
     draining = asyncio.ensure_future(served.server.drain())
-    await asyncio.sleep(0.05)
+    await until(lambda: engine.drain_deadline)
     error = await served.error(**PROMPT)
     assert error.code() == grpc.StatusCode.UNAVAILABLE
     assert error.details() == "the server is draining; use another one"
     status = await served.stub.GetStatus(inference_pb2.GetStatusRequest())
     assert (status.ready, status.reason) == (False, "the server is draining")
     assert not running.done()
+    engine.finish()
     responses = await running
     assert responses[-1].finish_reason == inference_pb2.FINISH_REASON_STOP
-    assert sum(len(response.token_ids) for response in responses) == 101
-    await asyncio.wait_for(draining, 2)
-    assert engine.drain_deadline - time.monotonic() > 7
+    assert sum(len(response.token_ids) for response in responses) == 5001
+    await asyncio.wait_for(draining, SECONDS)
+    assert engine.drain_deadline - time.monotonic() > 900
 
 
 async def test_what_a_drain_cannot_finish_ends_with_a_clear_status(serve):
     served = await serve(ScriptedEngine([5] * 5000, step_seconds=0.005), drain_timeout=0.2)
     running = asyncio.ensure_future(served.error(**PROMPT))
-    while not served.engine.running:
-        await asyncio.sleep(0.01)
+    await until(lambda: served.engine.running)
     await served.server.drain()
     error = await running
     assert (error.code(), error.details()) == (grpc.StatusCode.UNAVAILABLE, "the drain ended")
@@ -140,8 +140,7 @@ async def test_what_a_drain_cannot_finish_ends_with_a_clear_status(serve):
 async def test_a_drain_ends_calls_itself_if_the_engine_is_stuck(serve):
     served = await serve(ScriptedEngine([5] * 5000, step_seconds=0.005), drain_timeout=0.1)
     running = asyncio.ensure_future(served.error(**PROMPT))
-    while not served.engine.running:
-        await asyncio.sleep(0.01)
+    await until(lambda: served.engine.running)
     served.engine.frozen.set()
     await served.server.drain()
     error = await running

@@ -18,8 +18,9 @@ from nanoserve.v1.inference_pb2 import (
     TokenIds,
 )
 from scheduler.core.front_end import Abort, Failure, FailureKind, FinishReason, Submission
-from tests.scheduler.api.calls import joined, until
+from tests.scheduler.api.calls import joined
 from tests.scheduler.api.scripted_engine import ScriptedEngine
+from tests.waiting import SECONDS, until
 
 STOP = inference_pb2.FINISH_REASON_STOP
 LENGTH = inference_pb2.FINISH_REASON_LENGTH
@@ -57,7 +58,7 @@ async def test_the_engine_gets_what_the_request_says(serve):
     served = await serve(engine)
     begin = time.monotonic()
     await served.generate(
-        timeout=10,
+        timeout=600,
         token_ids=TokenIds(ids=[7, 49151]),
         max_tokens=3,
         temperature=0.5,
@@ -71,8 +72,8 @@ async def test_the_engine_gets_what_the_request_says(serve):
     assert first.prompt_ids == (7, 49151)
     assert (first.max_tokens, first.temperature, first.seed) == (3, 0.5, 9)
     assert (first.request_id, first.stop_ids) == ("mine", {2, 11})
-    assert begin <= first.arrival <= begin + 5
-    assert first.deadline - first.arrival == pytest.approx(10, abs=0.5)
+    assert begin <= first.arrival <= time.monotonic()
+    assert 500 < first.deadline - first.arrival < 601
     assert (second.stop_ids, third.stop_ids) == ({2}, frozenset())
     assert (second.max_tokens, second.seed, second.temperature) == (None, None, 1.0)
     assert len({first.handle, second.handle, third.handle}) == 3
@@ -324,7 +325,7 @@ async def test_before_the_first_worker_calls_are_unavailable_with_the_reason(ser
 async def test_status_tells_what_is_served_and_how_loaded_it_is(serve):
     served = await serve(ScriptedEngine([2]))
     status = await served.stub.GetStatus(GetStatusRequest())
-    assert 0 < status.uptime_seconds < 60
+    assert 0 < status.uptime_seconds < SECONDS
     status.ClearField("uptime_seconds")
     assert status == inference_pb2.GetStatusResponse(
         ready=True,

@@ -15,8 +15,9 @@ from nanoserve.v1 import inference_pb2
 from nanoserve.v1.inference_pb2 import GenerateRequest
 from scheduler.api.output_stream import LONGEST_TEXT
 from tests.scheduler.api import small_tokenizers
-from tests.scheduler.api.calls import joined, until
+from tests.scheduler.api.calls import joined
 from tests.scheduler.api.scripted_engine import LIMITS, ScriptedEngine
+from tests.waiting import SECONDS, until
 
 LENGTH = inference_pb2.FINISH_REASON_LENGTH
 
@@ -40,7 +41,7 @@ async def test_a_slow_reader_gets_every_token_in_few_messages_and_delays_nobody(
     )
     call = aiter(generate(GenerateRequest(text="x", request_id="slow")))
     responses = [await anext(call)]
-    await until(lambda: engine.submissions and not engine.running, 15)
+    await until(lambda: engine.submissions and not engine.running)
     for _ in range(3):
         assert joined(await served.generate(text="x"))[1] == script[:20]
     responses += [response async for response in call]
@@ -71,21 +72,23 @@ async def test_a_reader_that_stops_reading_is_ended_by_the_servers_maximum(serve
 
 
 async def test_streams_and_health_go_on_while_megabytes_are_encoded(serve):
-    """The bound is on the median of many checks, since a busy machine may delay any one."""
+    """The bounds are parts of the time that the encoding takes, which a busy machine draws out
+    as it does the checks."""
     limits = replace(LIMITS, max_model_len=2_000_000, usable_blocks=200_000)
     engine = ScriptedEngine([5] * 50_000, step_seconds=0.005, limits=limits)
     served = await serve(engine)
     stream = served.stub.Generate(GenerateRequest(text="x"))
     await stream.read()
+    begin = time.monotonic()
     big = asyncio.ensure_future(served.generate(text="the quick brown fox " * 250_000))
     seconds: list[float] = []
     num_tokens: list[int] = []
 
     async def check_health() -> None:
         while len(engine.submissions) < 2:
-            begin = time.monotonic()
-            await served.health.Check(HealthCheckRequest(), timeout=5)
-            seconds.append(time.monotonic() - begin)
+            asked = time.monotonic()
+            await served.health.Check(HealthCheckRequest(), timeout=SECONDS)
+            seconds.append(time.monotonic() - asked)
             await asyncio.sleep(0.01)
 
     async def read() -> None:
@@ -93,10 +96,11 @@ async def test_streams_and_health_go_on_while_megabytes_are_encoded(serve):
             num_tokens.append(len((await stream.read()).token_ids))
 
     await asyncio.gather(check_health(), read())
+    whole = time.monotonic() - begin
     assert len(engine.submissions[1].prompt_ids) > 1_000_000
     assert len(seconds) > 20
-    assert statistics.median(seconds) < 0.2
-    assert max(seconds) < 2
+    assert statistics.median(seconds) < whole / 20
+    assert max(seconds) < whole / 2
     assert sum(num_tokens) > 50
     assert len(num_tokens) > 20
     big.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from scheduler.api import shared_snapshots, status
 from scheduler.api.service import InferenceService, ServedModel
 from scheduler.core.front_end import SCRATCH_OWNER, LatencyCounts, Snapshot, SnapshotRequest
 from tests.scheduler.api.scripted_engine import ScriptedEngine
+from tests.waiting import SECONDS
 
 ROWS = [
     RunningRow(
@@ -75,7 +77,7 @@ def engine(**options: object) -> ScriptedEngine:
 
 
 async def status_of(served, **include: bool) -> GetStatusResponse:
-    return await served.stub.GetStatus(GetStatusRequest(**include), timeout=5)
+    return await served.stub.GetStatus(GetStatusRequest(**include), timeout=SECONDS)
 
 
 def carried(response: GetStatusResponse) -> dict[str, object]:
@@ -151,7 +153,7 @@ async def test_an_engine_that_hangs_is_not_waited_for_and_not_asked_again_and_ag
         assert response.missing_reason.startswith("the engine did not answer within")
         assert (response.model, response.steps, response.usable_blocks) == ("tiny", 4, 2048)
     assert len(served.engine.snapshots_asked) == 1
-    monkeypatch.setattr(shared_snapshots, "ANSWER_SECONDS", 5.0)
+    monkeypatch.setattr(shared_snapshots, "ANSWER_SECONDS", SECONDS)
     served.engine.frozen.clear()
     response = await status_of(served, include_rows=True)
     assert (list(response.rows), response.missing_reason) == (ROWS, "")
@@ -168,10 +170,10 @@ async def test_a_loop_that_has_stood_still_too_long_is_not_ready(serve, monkeypa
     monkeypatch.setattr(status, "STUCK_SECONDS", 0.1)
     served = await serve(engine())
     served.engine.frozen.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(SECONDS):
         while (response := await status_of(served)).ready:
             await asyncio.sleep(0.01)
-    assert response.reason == "the engine's loop has stood still for 0 s"
+    assert re.fullmatch(r"the engine's loop has stood still for \d+ s", response.reason)
 
 
 async def test_before_the_first_worker_there_is_no_block_map_and_the_status_says_why(serve):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 
 import grpc
 import pytest
@@ -12,12 +11,12 @@ import pytest
 from nanoserve import errors
 from nanoserve.v1.inference_pb2 import TokenIds, WatchStatusRequest
 from scheduler.api import shared_snapshots, status_calls
-from tests.scheduler.api.calls import until
 from tests.scheduler.api.scripted_engine import ScriptedEngine
 from tests.scheduler.api.test_status import OWNERS, ROWS, engine
+from tests.waiting import SECONDS, until
 
 
-def watch(served, timeout: float = 20, **fields: object):
+def watch(served, timeout: float = SECONDS, **fields: object):
     return served.stub.WatchStatus(WatchStatusRequest(**fields), timeout=timeout)
 
 
@@ -98,10 +97,10 @@ async def test_a_change_of_readiness_is_told_at_once(serve):
     call = watch(served, interval_seconds=60)
     assert (await call.read()).status.ready
     served.engine.set_ready(False)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(SECONDS):
         assert not (await call.read()).status.ready
     served.engine.set_ready(True)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(SECONDS):
         assert (await call.read()).status.ready
     call.cancel()
 
@@ -117,13 +116,13 @@ async def test_changes_of_readiness_do_not_put_the_next_interval_off(serve):
         served.engine.set_ready(True)
         while not (await call.read()).status.ready:
             pass
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(SECONDS):
         assert (await call.read()).status.ready
     call.cancel()
 
 
 async def test_a_drain_is_told_at_once_and_the_call_ends_well_when_it_is_over(serve):
-    served = await serve(ScriptedEngine([5] * 150, step_seconds=0.005), drain_timeout=20)
+    served = await serve(ScriptedEngine([5] * 5000, step_seconds=0.02), drain_timeout=60)
     running = asyncio.ensure_future(served.generate(token_ids=TokenIds(ids=[1])))
     await until(lambda: served.engine.running)
     call = watch(served, interval_seconds=60)
@@ -133,6 +132,7 @@ async def test_a_drain_is_told_at_once_and_the_call_ends_well_when_it_is_over(se
     assert (told.ready, told.reason) == (False, "the server is draining")
     assert told.running_requests == 1
     assert not draining.done()
+    served.engine.finish()
     responses = await running
     assert responses[-1].finish_reason
     last = (await call.read()).status
@@ -146,27 +146,25 @@ async def test_a_watcher_does_not_hold_up_a_drain(serve):
     served = await serve(ScriptedEngine([2]), drain_timeout=60)
     call = watch(served, interval_seconds=60)
     await call.read()
-    begun = time.monotonic()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(40):
         await served.server.drain()
-    assert time.monotonic() - begun < 20
     while (response := await call.read()) is not grpc.aio.EOF:
         assert response.status.reason == "the server is draining"
     assert await call.code() == grpc.StatusCode.OK
 
 
 async def test_an_engine_that_hangs_does_not_end_the_stream(serve, monkeypatch):
-    monkeypatch.setattr(shared_snapshots, "ANSWER_SECONDS", 0.05)
     served = await serve(engine())
     call = watch(served, interval_seconds=0.1, include_rows=True)
     assert list((await call.read()).status.rows) == ROWS
+    monkeypatch.setattr(shared_snapshots, "ANSWER_SECONDS", 0.05)
     served.engine.frozen.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(SECONDS):
         while not (status := (await call.read()).status).missing_reason:
             pass
     assert (status.model, list(status.rows)) == ("tiny", [])
     served.engine.frozen.clear()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(SECONDS):
         while (status := (await call.read()).status).missing_reason:
             pass
     assert list(status.rows) == ROWS

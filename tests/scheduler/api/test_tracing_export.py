@@ -12,8 +12,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from nanoserve.v1.inference_pb2 import TokenIds
-from tests.scheduler.api.calls import until
 from tests.scheduler.api.scripted_engine import ScriptedEngine
+from tests.waiting import until
 
 
 class Collector(ThreadingHTTPServer):

@@ -11,16 +11,15 @@ import nanoserve.channel
 import scheduler.api.server
 from nanoserve import AsyncClient, UnavailableError
 from scheduler.core.front_end import FailureKind
-from tests.scheduler.api.calls import until
 from tests.scheduler.api.scripted_engine import ScriptedEngine
+from tests.waiting import SECONDS, until
 
 # Milliseconds. By default a ping's answer is awaited for 60 s.
 TIMES = {
     "grpc.keepalive_time_ms": 1000,
-    "grpc.keepalive_timeout_ms": 500,
-    "grpc.http2.ping_timeout_ms": 500,
+    "grpc.keepalive_timeout_ms": 1000,
+    "grpc.http2.ping_timeout_ms": 1000,
 }
-NOTICED_SECONDS = 10
 
 
 def shortened(options: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
@@ -86,7 +85,7 @@ async def test_the_server_notices_a_client_that_vanished(serve, cut_wire, monkey
     engine = ScriptedEngine([5] * 5000, step_seconds=0.01)
     served = await serve(engine)
     chunks = await cut_wire(served.server.address, engine)
-    await until(lambda: engine.aborts, NOTICED_SECONDS)
+    await until(lambda: engine.aborts)
     assert [abort.reason for abort in engine.aborts] == [FailureKind.CANCELLED]
     chunks.close()
 
@@ -98,4 +97,4 @@ async def test_the_client_notices_a_server_that_vanished(serve, cut_wire, monkey
     served = await serve(engine)
     chunks = await cut_wire(served.server.address, engine)
     with pytest.raises(UnavailableError):
-        await asyncio.wait_for(chunks.collect(), NOTICED_SECONDS)
+        await asyncio.wait_for(chunks.collect(), SECONDS)

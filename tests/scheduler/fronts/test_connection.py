@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from scheduler.core.front_end import Abort, EventBatch, FailureKind
 from scheduler.fronts.connection import Connection
 from scheduler.fronts.frames import FrameReader, frame
 from scheduler.fronts.messages import Alive
+from tests.waiting import until
 
 
 class End:
@@ -23,11 +23,6 @@ class End:
         self.messages: list[object] = []
         self.ends: list[str] = []
         self.connection = Connection(sock, self.messages.append, self.ends.append, **bound)
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not condition():
-                await asyncio.sleep(0.005)
 
 
 @pytest.fixture
@@ -66,7 +61,7 @@ async def test_frames_of_several_threads_stay_whole(pair) -> None:
     threads = [threading.Thread(target=send, args=(value,)) for value in (1, 700, 5000)]
     for thread in threads:
         thread.start()
-    await other.until(lambda: len(other.messages) == 3 * each)
+    await until(lambda: len(other.messages) == 3 * each)
     for thread in threads:
         thread.join()
     sizes = [len(part.handles) for part in other.messages]
@@ -81,7 +76,7 @@ async def test_a_peer_with_too_much_waiting_is_given_up_once(pair) -> None:
     for value in range(100):
         end.connection.send(batch(value, 2000))
     assert len(end.connection._waiting) < 1_000_000 + len(batch(0, 2000))
-    await end.until(lambda: bool(end.ends))
+    await until(lambda: bool(end.ends))
     end.connection.send(frame(Alive()))
     end.connection.end("again")
     assert end.ends == ["it does not read what it is sent"]
@@ -93,7 +88,7 @@ async def test_the_peers_end_is_told_after_its_last_message(pair) -> None:
     last = Abort(1, FailureKind.CANCELLED)
     other.connection.send(frame(last))
     other.connection.end("enough")
-    await ours.until(lambda: bool(ours.ends))
+    await until(lambda: bool(ours.ends))
     assert (ours.messages, ours.ends) == ([last], ["it closed its socket"])
     assert other.ends == ["enough"]
 
@@ -101,7 +96,7 @@ async def test_the_peers_end_is_told_after_its_last_message(pair) -> None:
 async def test_a_peer_that_sends_no_frames_is_given_up(pair) -> None:
     end = End(pair[0])
     pair[1].sendall(b"GET / HTTP/1.1\r\n")
-    await end.until(lambda: bool(end.ends))
+    await until(lambda: bool(end.ends))
     assert end.messages == []
     assert "a frame of" in end.ends[0]
     pair[1].close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import random
 import socket
@@ -27,6 +26,7 @@ from scheduler.fronts.messages import Alive, Drain, Started
 from scheduler.fronts.remote_engine import RemoteEngine
 from tests.scheduler.fronts import examples
 from tests.scheduler.fronts.examples import plain
+from tests.waiting import until
 
 
 class Pair:
@@ -57,18 +57,13 @@ class Pair:
         """What the parent got, but signs of life."""
         return [message for message in self.received if message != Alive()]
 
-    async def until(self, condition) -> None:
-        async with asyncio.timeout(10):
-            while not condition():
-                await asyncio.sleep(0.005)
-
 
 @pytest.fixture
 async def pair() -> AsyncIterator[Pair]:
     pair = Pair()
     yield pair
     pair.parent.end("the test is over")
-    await pair.until(lambda: "lost" in pair.calls)
+    await until(lambda: "lost" in pair.calls)
 
 
 def numbered(handle: int):
@@ -82,7 +77,7 @@ async def test_what_a_front_end_asks_for_arrives_in_order(pair: Pair) -> None:
     pair.engine.abort(asked[1])
     pair.engine.ask_snapshot(asked[2])
     pair.engine.drain(0.0)  # is for the parent to say
-    await pair.until(lambda: len(pair.heard) == 4)
+    await until(lambda: len(pair.heard) == 4)
     assert pair.heard == [Started(), *asked]
 
 
@@ -96,7 +91,7 @@ async def test_events_and_statuses_come_and_only_changes_of_readiness_are_told(
     batch = examples.batch(random.Random(2), [1, 2, 3])
     for message in (first, busier, batch, away, busier, Drain()):
         pair.parent.send(frame(message))
-    await pair.until(lambda: pair.calls == ["drain"])
+    await until(lambda: pair.calls == ["drain"])
     assert plain(pair.batches) == plain([batch])
     assert pair.statuses == [first, away]
     assert pair.engine.status() == away  # the late one is older
@@ -106,14 +101,14 @@ async def test_totals_are_told_as_they_grow_and_for_the_last_time_at_the_end(pai
     totals = CallTotals()
     pair.engine.report(totals)
     pair.engine.start()
-    await pair.until(lambda: CallTotals() in pair.heard)
+    await until(lambda: CallTotals() in pair.heard)
     totals.outcomes["stop"] = 1
     totals.output_tokens = 9
-    await pair.until(lambda: pair.heard[-1] == CallTotals({"stop": 1}, {}, 0, 9))
+    await until(lambda: pair.heard[-1] == CallTotals({"stop": 1}, {}, 0, 9))
     told = len(pair.heard)
     totals.outcomes["stop"] = 2
     await pair.engine.close()
-    await pair.until(lambda: len(pair.heard) > told)
+    await until(lambda: len(pair.heard) > told)
     assert pair.heard[told:] == [CallTotals({"stop": 2}, {}, 0, 9)]
 
 
@@ -124,11 +119,11 @@ async def test_each_open_call_ends_once_if_the_engines_process_dies(pair: Pair) 
     ended.ends.append(examples.finished(random.Random(0), 2))
     pair.parent.send(frame(ended))
     pair.parent.end("killed")
-    await pair.until(lambda: pair.calls == ["lost"])
+    await until(lambda: pair.calls == ["lost"])
     assert not pair.engine.status().ready
     assert pair.statuses[-1].reason == "the engine's process is gone"
     pair.engine.submit(numbered(4))
-    await pair.until(lambda: len(pair.batches) == 3)
+    await until(lambda: len(pair.batches) == 3)
     gone = [
         Failure(handle, FailureKind.UNAVAILABLE, "the engine's process is gone")
         for handle in (1, 3, 4)

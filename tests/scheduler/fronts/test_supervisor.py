@@ -18,6 +18,7 @@ from scheduler.fronts.hub import Hub
 from scheduler.fronts.messages import Alive, Drain, Started
 from scheduler.fronts.supervisor import FrontEndError, Supervisor
 from tests.scheduler.fronts import examples
+from tests.waiting import SECONDS, until
 
 
 class FakeProcess:
@@ -78,18 +79,13 @@ class Supervised:
         self.processes.append(FakeProcess(next(self._numbers)))
         return self.processes[-1]
 
-    async def until(self, condition) -> None:
-        async with asyncio.timeout(10):
-            while not condition():
-                await asyncio.sleep(0.005)
-
     async def until_started(self, number: int) -> FakeProcess:
         """Front end `number`, once it runs and has said so."""
-        await self.until(lambda: len(self.processes) >= number)
+        await until(lambda: len(self.processes) >= number)
         process = self.processes[number - 1]
         process.say(Started())
         started = self.supervisor._front_ends
-        await self.until(lambda: any(f.started and f.process is process for f in started))
+        await until(lambda: any(f.started and f.process is process for f in started))
         return process
 
 
@@ -115,7 +111,7 @@ async def test_front_ends_that_die_again_and_again_are_replaced_ever_more_slowly
 ) -> None:
     for number in (1, 3, 4):
         (await two.until_started(number)).kill()
-    await two.until(lambda: len(two.processes) == 5)
+    await until(lambda: len(two.processes) == 5)
     began = [process.began for process in two.processes[2:]]
     delays = [after - before for before, after in itertools.pairwise(began)]
     assert delays[0] >= 2 * supervisor.FIRST_DELAY
@@ -135,7 +131,7 @@ async def test_a_silent_front_end_is_ended_and_replaced(two: Supervised, monkeyp
     while silent.alive:
         speaking.say(Alive())
         await asyncio.sleep(0.02)
-    await two.until(lambda: len(two.processes) == 3)
+    await until(lambda: len(two.processes) == 3)
     assert speaking.alive
 
 
@@ -168,7 +164,7 @@ async def test_a_drain_is_told_to_all_and_nobody_is_replaced(two: Supervised) ->
     for process in two.processes:
         assert not two.running.done()
         process.kill()
-    await asyncio.wait_for(two.running, 5)
+    await asyncio.wait_for(two.running, SECONDS)
     assert len(two.processes) == 2
 
 
@@ -178,8 +174,8 @@ async def test_a_drain_while_one_waits_to_be_replaced_ends_the_wait(
     monkeypatch.setattr(supervisor, "MOST_DELAY", 60.0)
     monkeypatch.setattr(supervisor, "FIRST_DELAY", 60.0)
     two.processes[0].kill()
-    await two.until(lambda: len(two.supervisor._front_ends) == 1)
+    await until(lambda: len(two.supervisor._front_ends) == 1)
     two.supervisor.drain()
     two.processes[1].kill()
-    await asyncio.wait_for(two.running, 5)
+    await asyncio.wait_for(two.running, SECONDS)
     assert len(two.processes) == 2, "nobody was started for the drain"
