@@ -12,7 +12,7 @@ import grpc
 from nanoserve.v1 import worker_pb2, worker_pb2_grpc
 from worker.session import Session, SessionError
 from worker.step_loop import StepLoop
-from worker.stream import StepStream, StreamEnd
+from worker.stream import StepStream, StreamEnd, step_failed
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +57,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 self._stream = stream
         except SessionError as error:
             _abort(context, error)
-        gone = StreamEnd(grpc.StatusCode.CANCELLED, "the scheduler went away")
-        if not context.add_callback(lambda: stream.end(gone)):  # gone already
+        if not context.add_callback(stream.over):  # gone already
             self._close(stream)
             return
         threading.Thread(
@@ -67,8 +66,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         try:
             end = yield from stream.answers()
         except Exception as error:  # waiting for the device failed
-            self._loop.on_fatal(error)
-            raise
+            self._fail(stream, error)
+            end = step_failed(error)
         finally:
             self._close(stream)
         if end.code is not grpc.StatusCode.OK:
@@ -109,6 +108,15 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         if self._stream:
             self._stream.end(StreamEnd(code, details))
             self._stream = None
+
+    def _fail(self, stream: StepStream, error: Exception) -> None:
+        """Not on the thread that is to send the stream's end first."""
+
+        def end_process() -> None:
+            stream.wait_until_over()
+            self._loop.on_fatal(error)
+
+        threading.Thread(target=end_process, name="fatal", daemon=True).start()
 
     def _close(self, stream: StepStream) -> None:
         stream.ended = True

@@ -70,7 +70,11 @@ class StepLoop:
             gc.freeze()
             self._on_ready(executor.geometry)
             while (arrival := self._arrivals.get()) is not None:
-                self._take(arrival, executor)
+                try:
+                    self._take(arrival, executor)
+                except Exception as error:
+                    arrival.stream.fail(error)
+                    raise
         except BaseException as error:
             self.on_fatal(error)
 

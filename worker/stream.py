@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# A worker that is to end waits so long until its last words have left.
+_LAST_WORDS_SECONDS = 0.5
+# Of an error's text, in characters: gRPC takes 8 KiB, of which a character may be 12 bytes.
+_MOST_WORDS = 500
+
 
 @dataclass(frozen=True, slots=True)
 class StreamEnd:
@@ -35,12 +40,20 @@ class StreamEnd:
     details: str = ""
 
 
+def step_failed(error: Exception) -> StreamEnd:
+    """The last words of a worker that a step is fatal to."""
+    what = " ".join(str(error).split())[:_MOST_WORDS]
+    words = f"a step failed: {type(error).__name__}: {what}"
+    return StreamEnd(grpc.StatusCode.DATA_LOSS, words)
+
+
 class StepStream:
     """The open stream of a session. Any thread may end it; the first end counts."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.ended = False
+        self._is_over = threading.Event()  # the client has its end, or is gone
         self._answers: queue.SimpleQueue[Answer | RefusedAnswer | StreamEnd] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._unanswered = 0
@@ -65,6 +78,19 @@ class StepStream:
     def end(self, end: StreamEnd) -> None:
         self.ended = True
         self._answers.put(end)
+
+    def fail(self, error: Exception) -> None:
+        """Ends it after the answers before, and waits a moment until that has left."""
+        self.end(step_failed(error))
+        self.wait_until_over()
+
+    def over(self) -> None:
+        """gRPC's call is over, for whatever reason."""
+        self.end(StreamEnd(grpc.StatusCode.CANCELLED, "the scheduler went away"))
+        self._is_over.set()
+
+    def wait_until_over(self) -> None:
+        self._is_over.wait(_LAST_WORDS_SECONDS)
 
     def answers(self) -> Generator[worker_pb2.StepResult, None, StreamEnd]:
         """The handler's thread: results as the device has them, then why they end."""

@@ -64,7 +64,6 @@ class Call:
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     finishes: int = 0
-    losses: int = 0  # of the worker, since its last token
     cached_tokens: int = 0  # of the prompt, found in the prefix cache
     # Its last tokens came without text: a stop string may still take it away.
     holds_back: bool = False

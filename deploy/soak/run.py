@@ -25,12 +25,6 @@ _CHANNELS = 4
 # Open files that a connection or two in passing may cost.
 _SPARE_FILES = 8
 _LATE_READERS = ("slow", "silent")
-# Of the worker without a token of a request in between: the scheduler blames a third one on it if
-# it was alone, as it must, and could not know that it was ours. So a fault waits, but not for ever.
-_MOST_LOSSES = 2
-_LONGEST_WAIT = 120.0
-# Faults in which the scheduler may give the worker up although that lives.
-_STANDSTILLS = ("hang", "partition")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +92,6 @@ class Soak:
         self._recoveries = Recoveries(stand.worker)
         self._clients: dict[str, list[AsyncClient]] = {}
         self._all_inflicted = False
-        stand.worker.on_end = self._lost_worker
 
     async def run(self) -> Result:
         began = time.monotonic()
@@ -133,7 +126,7 @@ class Soak:
         give_up = time.monotonic() + PATIENCE
         while True:
             address = self._stand.address
-            call = Call(self._got_tokens, partial(self._was_away, address))
+            call = Call(self._recoveries.got_tokens, partial(self._was_away, address))
             self._open[call] = question
             client = self._clients[address][number % _CHANNELS]
             outcome = await ask(client, question, self._expected, call)
@@ -147,15 +140,6 @@ class Soak:
                 self._complain(question, f"unavailable for {PATIENCE:g} s")
                 return
             await asyncio.sleep(_RETRY_SECONDS)
-
-    def _got_tokens(self, call: Call) -> None:
-        self._recoveries.got_tokens(call)
-        if self._stand.worker.listening_at is not None:  # else it was on its way
-            call.losses = 0
-
-    def _lost_worker(self) -> None:
-        for call in self._open:
-            call.losses += 1
 
     def _was_away(self, address: str, since: float) -> bool:
         return self._stand.absences.touch(address, since, time.monotonic())
@@ -177,21 +161,10 @@ class Soak:
     async def _inflict(self, began: float) -> None:
         for fault in self._faults:
             await asyncio.sleep(began + fault.at - time.monotonic())
-            if KINDS[fault.kind].ends == "worker" or fault.kind in _STANDSTILLS:
-                await self._wait_for_tokens()
             inflicted = await self._look(fault)
             await self._stand.inflict(fault)
-            if fault.kind in _STANDSTILLS:
-                self._lost_worker()
             self._result.faults.append(inflicted)
         self._all_inflicted = True
-
-    async def _wait_for_tokens(self) -> None:
-        give_up = time.monotonic() + _LONGEST_WAIT
-        while any(call.losses >= _MOST_LOSSES for call in self._open):
-            if time.monotonic() > give_up:
-                return
-            await asyncio.sleep(0.05)
 
     async def _look(self, fault: Fault) -> Inflicted:
         """What the fault comes upon, asked for the moment before."""

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -28,8 +27,8 @@ _ENDS = {
 
 
 class Server:
-    """`strange` has what should not have happened to it, one sentence each. `on_end` is called
-    whenever it has ended. Times are time.monotonic()."""
+    """`strange` has what should not have happened to it, one sentence each. Times are
+    time.monotonic()."""
 
     def __init__(
         self, name: str, flags: list[str], scratch: Path, *, may_crash: bool = False
@@ -39,7 +38,6 @@ class Server:
         self.name = name
         self.starts = 0
         self.strange: list[str] = []
-        self.on_end: Callable[[], None] = lambda: None
         self.is_lost = False  # it ended without a reason: nothing starts it again
         self._command = ["env", f"TMPDIR={scratch}", sys.executable, "-m", name, *flags]
         self._may_crash = may_crash
@@ -115,7 +113,6 @@ class Server:
                 self.is_lost = True
                 return
             self.listening_at = None
-            self.on_end()
             await asyncio.sleep(_RESTART_SECONDS)
             self._start()
 

@@ -7,7 +7,8 @@ from collections import deque
 
 log = logging.getLogger(__name__)
 
-# Workers lost in a row, without a token in between, each within WINDOW of the last.
+# Workers lost in a row, without a token in between, each within WINDOW of the last. More than what
+# one request that crashes the worker is counted for (scheduler/core/inquest.py), which is four.
 LOSSES = 5
 WINDOW_SECONDS = 120.0
 COOLDOWN_SECONDS = 10.0

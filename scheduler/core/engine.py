@@ -28,6 +28,7 @@ from scheduler.core.front_end import (
     Submission,
 )
 from scheduler.core.incarnation import Incarnation, begin, carry_over
+from scheduler.core.inquest import Inquest
 from scheduler.core.outbox import Outbox
 from scheduler.core.policy import Policy
 from scheduler.core.presence import Presence
@@ -35,7 +36,7 @@ from scheduler.core.queue_wait import QueueWait
 from scheduler.core.request import Request, Verdict
 from scheduler.core.snapshot import take_snapshot
 from scheduler.core.statistics import Statistics
-from scheduler.core.suspects import OneByOne, blame, in_flight, is_suspect
+from scheduler.core.suspects import OneByOne
 from scheduler.core.totals import Totals
 from scheduler.core.worker_link import (
     Connected,
@@ -96,7 +97,7 @@ class Engine:
         self._outbox = Outbox()
         self._presence = Presence(config.recovery_timeout)
         self._queue_wait = QueueWait()
-        self._culprit_found = False  # since the last connection: others are not to blame
+        self._inquest = Inquest()
         self._drain_deadline: float | None = None
         self._stopped = False
         self._orders = itertools.count()
@@ -201,6 +202,8 @@ class Engine:
                 self._on_connected(message)
             case Disconnected():
                 self._presence.away(message.reason, self._clock())
+                if message.step_failed:
+                    self._inquest.said()
             case StepRefused():
                 self._on_refused(message)
             case _Drain():
@@ -309,7 +312,7 @@ class Engine:
         request = self._at_fault(self.worker, refused)
         if request is not None and not request.ended and request.verdict is None:
             message = f"the worker refused its step: {refused.message}"
-            self._culprit_found = True
+            self._inquest.refused()
             self._fail(self.worker, request, FailureKind.INTERNAL, message)
 
     @staticmethod
@@ -334,22 +337,20 @@ class Engine:
             self._recover(old, self.worker, self._clock())
 
     def _recover(self, old: Incarnation, new: Incarnation, now: float) -> None:
-        """Takes over the requests of a lost incarnation, to be recomputed; who is to blame for
-        the loss is found as scheduler/core/suspects.py says."""
+        """Takes over the requests of a lost incarnation, to be recomputed."""
         self.totals.worker_restarts += 1
         release_held(old.ledger, self._outbox, now)
-        lost = in_flight(old.window)
         requests = old.ledger.close()
         for failure in carry_over(requests, new, now):
             self._outbox.end(failure)
-        blamed, self._culprit_found = not self._culprit_found, False
-        culprit = blame(lost) if blamed else None
-        if culprit is not None and not culprit.ended:
-            message = f"the worker ended {culprit.crashes} times in a row while it computed this"
+        finding = self._inquest.hold(old.window)
+        if (culprit := finding.culprit) is not None and not culprit.ended:
+            times = culprit.suspicion.losses
+            message = f"the worker ended {times} times in a row while it computed this"
             self._fail(new, culprit, FailureKind.INTERNAL, message)
-        if blamed:  # a worker that crashes whoever runs finds culprits without end
+        if finding.counts:  # a worker that crashes whoever runs finds culprits without end
             self._presence.breaker.lost(now)
-        self._policy.suspect(r for r in requests if is_suspect(r) and not r.ended)
+        self._policy.suspect(requests)
 
     def _watch_worker(self, worker: Incarnation, now: float) -> None:
         """Gives up a worker that owes an answer for too long, and after a while those who wait

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from scheduler.core.front_end import FinishReason, RequestUsage, Submission
+from scheduler.core.suspicion import Suspicion
 
 NO_ROW = -1
 
@@ -46,9 +47,7 @@ class Request:
     started_at: float | None = None  # time.monotonic() of the first step planned
     first_token_at: float | None = None
     last_token_at: float = 0.0  # as old as its admission while it has a row
-    # Of the worker in a row while it was in flight, and its tokens at the last of them.
-    crashes: int = 0
-    crashed_at: int = 0
+    suspicion: Suspicion = field(default_factory=Suspicion)  # that it crashes the worker
     # The prefixes that it finds in the cache while it waits, as of the last time it was looked at.
     found: list[int] = field(default_factory=list)
     cached: int = 0  # prompt tokens that it found when it was first given a row

@@ -1,9 +1,11 @@
-"""Finds the request that crashes the worker, so that it fails alone and takes nobody with it."""
+"""Runs suspects alone, so that a request that crashes the worker fails alone.
+
+Who is one, until when, and when it is blamed: scheduler/core/suspicion.py.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -11,38 +13,11 @@ from scheduler.core.hold import Hold
 from scheduler.core.ledger import Ledger
 from scheduler.core.policy import Decision, Policy
 from scheduler.core.request import NO_ROW, Request
-from scheduler.core.window import Window
-
-# Crashes in a row, without a token of the request in between, that make it a suspect.
-CRASHES = 2
-
-
-def in_flight(window: Window) -> list[Request]:
-    """The requests in unanswered steps that have not ended, by arrival."""
-    found = {request for step in window.steps for request in step.all_requests}
-    return sorted((r for r in found if not r.ended), key=lambda request: request.order)
-
-
-def blame(requests: list[Request]) -> Request | None:
-    """Notes a crash of the worker on the requests that were in flight, whose tokens must be
-    up to date. The one that did it, if that is certain: a suspect that ran alone."""
-    culprit = None
-    if len(requests) == 1 and is_suspect(requests[0]):
-        culprit = requests[0]
-    for request in requests:
-        made = len(request.tokens)
-        request.crashes = request.crashes + 1 if made == request.crashed_at else 1
-        request.crashed_at = made
-    return culprit
-
-
-def is_suspect(request: Request) -> bool:
-    return request.crashes >= CRASHES and len(request.tokens) == request.crashed_at
 
 
 class OneByOne:
     """A policy around another: while there are suspects nobody else is in a step, and of them
-    one at a time, until it has made a token. The others keep what they hold and pause.
+    one at a time, until it is cleared. The others keep what they hold and pause.
 
     A policy whose rows outlive their requests knows no suspects: it may not preempt.
     """
@@ -55,9 +30,13 @@ class OneByOne:
     def hold(self) -> Hold:
         return self._inner.hold
 
-    def suspect(self, requests: Iterable[Request]) -> None:
-        """Takes the place of those suspected before."""
-        self._suspects = deque(requests if self.hold is Hold.NOTHING else ())
+    def suspect(self, requests: list[Request]) -> None:
+        """Those of all requests, in order of arrival, that are suspects take the place of those
+        before: first the ones that were alone at fewer losses, so that who is innocent gets on
+        before the worker is risked again, and has shown that it can run."""
+        found = [r for r in requests if r.suspicion.is_suspect(len(r.tokens)) and not r.ended]
+        found.sort(key=lambda request: request.suspicion.alone)
+        self._suspects = deque(found if self.hold is Hold.NOTHING else ())
 
     def decide(self, ledger: Ledger, budget: int, now: float) -> Decision:
         while self._suspects and _is_cleared(ledger, self._suspects[0]):
@@ -73,11 +52,11 @@ class OneByOne:
 def _is_cleared(ledger: Ledger, request: Request) -> bool:
     waits = request.row == NO_ROW
     made = len(request.tokens) if waits else int(ledger.rows.accepted[request.row])
-    return request.ended or made > request.crashed_at
+    return request.ended or request.suspicion.is_cleared_by(made)
 
 
 def _alone(ledger: Ledger, request: Request, budget: int, now: float) -> Decision:
-    """The suspect's next chunk. Its first token is awaited before anything else is sent, so
+    """The suspect's next chunk. Each of its tokens is awaited before anything else is sent, so
     that no step of another is in flight beside it."""
     rows, row = ledger.rows, request.row
     nothing = Decision(np.empty(0, np.int64), np.empty(0, np.int64), [])

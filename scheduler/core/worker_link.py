@@ -77,9 +77,11 @@ class Connected:
 @dataclass(frozen=True, slots=True)
 class Disconnected:
     """The worker cannot be reached; the link goes on trying. Changes nothing by
-    itself. `reason` is for people."""
+    itself. `reason` is for people. `step_failed`: the worker said that a step did, and
+    that it ends of it."""
 
     reason: str
+    step_failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

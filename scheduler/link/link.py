@@ -114,7 +114,7 @@ class GrpcWorkerLink:
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            reason, lasting = "", False
+            reason, lasting, step_failed = "", False, False
             try:
                 self._session()
                 # Not at once after a refusal either: what recomputes may be refused again.
@@ -124,12 +124,13 @@ class GrpcWorkerLink:
             except grpc.RpcError as error:
                 ours = self._must_reset and error.code() is grpc.StatusCode.CANCELLED
                 reason = _GIVEN_UP if ours else _describe(error)
+                step_failed = error.code() is grpc.StatusCode.DATA_LOSS
             except Exception as error:
                 if not self._closed.is_set():
                     log.exception("the link to %s failed", self._address)
                 reason = repr(error)
             if reason and not self._closed.is_set():
-                self._wait(reason, lasting=lasting)
+                self._wait(reason, lasting=lasting, step_failed=step_failed)
 
     def _session(self) -> None:
         """One connection, from Connect to the end of the stream, which raises RpcError. Returns
@@ -222,7 +223,7 @@ class GrpcWorkerLink:
             )
         )
 
-    def _wait(self, reason: str, *, lasting: bool) -> None:
+    def _wait(self, reason: str, *, lasting: bool, step_failed: bool) -> None:
         """Until the next try. `lasting` is what only a person can change."""
         delay = self._slow_retry if lasting else self._backoff.next_delay()
         if reason != self._reason:
@@ -234,7 +235,7 @@ class GrpcWorkerLink:
                 reason,
                 delay,
             )
-            self._inbox.post(Disconnected(reason))
+            self._inbox.post(Disconnected(reason, step_failed))
         self._closed.wait(delay)
 
 

@@ -24,6 +24,7 @@ from tests.worker.running_worker import (
 )
 from tests.worker.step_messages import first_step, int32, int64, second_step
 from tests.worker.toy_scheduler import ToyScheduler, random_requests
+from worker.executor import Pending, StepOutput
 from worker.simulate import SimulatedExecutor, SimulationOptions
 from worker.simulated_tokens import expected_tokens
 from worker.step import CheckedStep
@@ -335,18 +336,41 @@ def test_more_steps_in_flight_than_allowed_are_refused() -> None:
     )
 
 
-class FailingExecutor(SimulatedExecutor):
-    def launch(self, step: CheckedStep) -> Sequence[object]:  # type: ignore[override]
-        raise RuntimeError("the device is gone")
+class Failing(SimulatedExecutor):
+    """Its second step fails, when it is launched or when it is waited for."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__(small_geometry())
+        self._at = at
+        self._launched = 0
+
+    def launch(self, step: CheckedStep) -> Sequence[Pending]:
+        self._launched += 1
+        if self._launched < 2:
+            return super().launch(step)
+        if self._at == "launch":
+            raise RuntimeError("the device is gone\nfor good")
+        return [FailingPending()]
 
 
-def test_a_launch_that_raises_is_fatal() -> None:
-    with running_worker(FailingExecutor(small_geometry())) as worker, worker.stub() as stub:
+class FailingPending:
+    inline_ns = 0
+
+    def wait(self) -> StepOutput:
+        raise RuntimeError("the device is gone\nfor good")
+
+
+@pytest.mark.parametrize("at", ["launch", "wait"])
+def test_a_step_that_fails_is_said_before_the_worker_ends(at: str) -> None:
+    with running_worker(Failing(at)) as worker, worker.stub() as stub:
         incarnation = connect(stub).incarnation
         stream = Stream(stub, 5)
-        stream.send(first_step(incarnation))
+        stream.send(first_step(incarnation), second_step(incarnation))
+        assert tokens(next(stream.call)) == A[:1], "the answer before it comes first"
+        details = fails_with(grpc.StatusCode.DATA_LOSS, stream.call)
+        assert details == "a step failed: RuntimeError: the device is gone for good"
         assert worker.failed.wait(10)
-        assert [str(error) for error in worker.fatal] == ["the device is gone"]
+        assert [str(error) for error in worker.fatal] == ["the device is gone\nfor good"]
 
 
 def test_health_is_serving_for_the_server_and_the_service(worker: RunningWorker) -> None:

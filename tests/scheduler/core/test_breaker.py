@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import pytest
+
 from scheduler.core.breaker import COOLDOWN_SECONDS, LOSSES, WINDOW_SECONDS, Breaker
 from scheduler.core.front_end import Failure, FailureKind
+from scheduler.core.worker_link import Disconnected
+from tests.scheduler.core.fake_worker import expected_tokens
 from tests.scheduler.core.harness import Harness
 
 
-def crash(harness: Harness, times: int) -> None:
+def crash(harness: Harness, times: int, *, said: bool = False) -> None:
     for _ in range(times):
         harness.turn()
+        if said:
+            harness.engine.post(Disconnected("a step failed", step_failed=True))
         harness.worker.restart()
         harness.turn()
 
@@ -41,16 +47,20 @@ def test_a_loss_after_the_cooldown_opens_it_for_twice_as_long() -> None:
     assert breaker.reason(now + 2 * COOLDOWN_SECONDS) == ""
 
 
-def test_a_crash_loop_ends_requests_turns_new_ones_away_and_says_so() -> None:
+@pytest.mark.parametrize(("said", "blamed"), [(True, 3), (False, 0)])
+def test_a_crash_loop_ends_requests_turns_new_ones_away_and_says_so(
+    said: bool, blamed: int
+) -> None:
+    """After two crashes the suspects run alone. One that is alone when a step is said to fail is
+    blamed; without a word another one is tried next, so that the loop shows first."""
     harness = Harness()
     handles = [harness.submit([i, i], 5) for i in range(40)]
-    crash(harness, LOSSES)
+    crash(harness, LOSSES, said=said)
     assert not harness.engine.status().ready
     assert "crashed 5 times in a row" in harness.engine.status().reason
     ends = [harness.front_end.ends[handle] for handle in handles]
-    # After two crashes the suspects run alone, and three more are blamed before it opens.
     kinds = [end.kind for end in ends if isinstance(end, Failure)]
-    assert kinds == [FailureKind.INTERNAL] * 3 + [FailureKind.UNAVAILABLE] * 37
+    assert kinds == [FailureKind.INTERNAL] * blamed + [FailureKind.UNAVAILABLE] * (40 - blamed)
     late = harness.submit([1], 2)
     harness.turn()
     end = harness.front_end.ends[late]
@@ -69,3 +79,27 @@ def test_a_worker_that_is_lost_over_and_over_while_idle_opens_it_too() -> None:
     harness = Harness()
     crash(harness, LOSSES)
     assert not harness.engine.status().ready
+
+
+def test_one_request_that_crashes_the_worker_without_a_word_does_not_open_it() -> None:
+    """Of six losses in a row the two between the first alone and the last say nothing more of
+    the worker, and whoever came meanwhile is served."""
+    harness = Harness(pipeline_depth=1)
+    poison = harness.submit([1, 1], 5)
+    crash(harness, 2)
+    late = harness.submit([2, 2], 5)
+    crash(harness, 4)
+    assert "ended 6 times in a row" in harness.front_end.ends[poison].message
+    assert harness.engine.status().ready
+    harness.run()
+    assert harness.front_end.tokens[late] == expected_tokens([2, 2], 5)
+
+
+def test_a_worker_that_crashes_whoever_runs_opens_it_though_it_is_one_request_at_a_time() -> None:
+    harness = Harness(pipeline_depth=1)
+    harness.submit([1, 1], 5)
+    crash(harness, 6)
+    other = harness.submit([2, 2], 5)
+    crash(harness, 1)
+    assert "in a row" in harness.engine.status().reason
+    assert harness.front_end.ends[other].kind is FailureKind.UNAVAILABLE

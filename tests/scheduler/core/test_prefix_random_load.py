@@ -92,8 +92,7 @@ class SharedLoad:
                 assert handle in self.cancelled
                 continue
             assert end.kind is FailureKind.INTERNAL
-            # Losses that come from outside while one is alone blame it as well.
-            assert handle in self.broken or (self.losses and "the worker ended" in end.message)
+            assert handle in self.broken
         self.harness.assert_pool_is_whole()
 
 

@@ -112,11 +112,39 @@ def test_every_request_ends_once_with_its_own_tokens_whatever_the_worker_does(se
             continue
         assert isinstance(end, Failure)
         if end.kind is FailureKind.INTERNAL:
-            # Three crashes that come from outside while one is alone blame it as well.
+            # So many crashes from outside, and in bursts, blame one that was alone as well.
             assert handle in storm.refused or "the worker ended" in end.message
         elif end.kind is FailureKind.CANCELLED:
             assert handle in storm.cancelled
         else:
             assert end.kind is FailureKind.UNAVAILABLE, end
             assert "times in a row" in end.message
+    harness.assert_pool_is_whole()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nobody_is_lost_to_kills_at_random_points(seed: int) -> None:
+    """One for about twenty steps, where a prompt takes up to five."""
+    rng = random.Random(seed)
+    worker = FakeWorker(num_blocks=60, max_rows=4, max_model_len=64, max_step_tokens=8)
+    harness = Harness(worker, pipeline_depth=1 + seed % 3)
+    wanted: dict[int, tuple[list[int], int]] = {}
+    kills = 0
+    while len(wanted) < 60 or harness.books.num_requests:
+        chance = rng.random()
+        if chance < 0.15 and len(wanted) < 60:
+            prompt = [rng.randrange(97) for _ in range(rng.randint(1, 30))]
+            count = rng.randint(1, 10)
+            wanted[harness.submit(prompt, count)] = (prompt, count)
+        elif chance > 0.95 and worker.unanswered:
+            kills += 1
+            worker.restart()
+        else:
+            worker.answer()
+        harness.now += 0.01
+        harness.turn()
+    assert kills > 5
+    for handle, (prompt, count) in wanted.items():
+        assert isinstance(harness.front_end.ends[handle], Finish)
+        assert harness.front_end.tokens[handle] == expected_tokens(prompt, count)
     harness.assert_pool_is_whole()

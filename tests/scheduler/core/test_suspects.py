@@ -2,103 +2,329 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from scheduler.core.front_end import Failure, FailureKind, Finish
-from scheduler.core.worker_link import StepRefused
+from scheduler.core.worker_link import Disconnected, StepPlan, StepRefused
 from tests.scheduler.core.fake_worker import FakeWorker, expected_tokens
 from tests.scheduler.core.harness import Harness
 
+WORDS = [pytest.param(True, 3, id="said"), pytest.param(False, 6, id="without a word")]
 
-def run_with_poison(harness: Harness, poison: set[str], limit: int = 2000) -> int:
-    """Until all have ended; the worker crashes in each step that computes a poisonous request.
-    Returns the crashes."""
+
+def lose(harness: Harness, *, said: bool = False) -> None:
+    """The worker, and whatever it owes."""
+    if said:
+        harness.engine.post(Disconnected("a step failed", step_failed=True))
+    harness.worker.restart()
+
+
+def run_with_poison(
+    harness: Harness, crashes_in: Callable[[StepPlan, list[str]], bool], *, said: bool
+) -> int:
+    """Until all have ended; the worker crashes in the steps of which `crashes_in` is true, given
+    their requests. Returns the crashes."""
     worker, crashes = harness.worker, 0
-    for _ in range(limit):
+    for _ in range(2000):
         harness.turn()
         if not worker.unanswered:
             if not harness.books.num_requests:
                 return crashes
             continue
-        oldest = len(worker.step_requests) - len(worker.unanswered)
-        if poison.intersection(worker.step_requests[oldest]):
+        oldest = len(worker.log) - len(worker.unanswered)
+        if crashes_in(worker.log[oldest], worker.step_requests[oldest]):
             crashes += 1
-            worker.restart()
+            lose(harness, said=said)
         else:
             worker.answer()
     raise AssertionError("the engine did not come to rest")
 
 
+def assert_blamed(harness: Harness, handle: int, times: int) -> None:
+    end = harness.front_end.ends[handle]
+    assert isinstance(end, Failure)
+    assert end.kind is FailureKind.INTERNAL
+    assert f"r{handle}: the worker ended {times} times in a row" in end.message
+
+
+def assert_right(harness: Harness, handle: int, prompt: list[int], count: int) -> None:
+    assert isinstance(harness.front_end.ends[handle], Finish)
+    assert harness.front_end.tokens[handle] == expected_tokens(prompt, count)
+
+
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("budget", [4, 64])
+@pytest.mark.parametrize(("said", "losses"), WORDS)
 def test_one_poisonous_request_fails_and_every_other_gets_its_tokens(
-    depth: int, budget: int
+    depth: int, budget: int, said: bool, losses: int
 ) -> None:
     worker = FakeWorker(max_rows=4, max_step_tokens=budget, num_blocks=24)
     harness = Harness(worker, pipeline_depth=depth)
     prompts = [[i, *range(i)] for i in range(1, 9)]
     handles = [harness.submit(prompt, 6) for prompt in prompts]
-    crashes = run_with_poison(harness, {"r3"})
-    end = harness.front_end.ends[handles[2]]
-    assert isinstance(end, Failure)
-    assert end.kind is FailureKind.INTERNAL
-    assert "r3" in end.message
-    assert "the worker ended 3 times in a row" in end.message
+    crashes = run_with_poison(harness, lambda _, names: "r3" in names, said=said)
+    assert crashes == losses
+    assert_blamed(harness, handles.pop(2), losses)
+    prompts.pop(2)
     for handle, prompt in zip(handles, prompts, strict=True):
-        if handle != handles[2]:
-            assert harness.front_end.tokens[handle] == expected_tokens(prompt, 6)
-    assert crashes == 3
+        assert_right(harness, handle, prompt, 6)
     harness.assert_pool_is_whole()
 
 
-def test_a_request_that_turns_poisonous_late_is_found_too() -> None:
+@pytest.mark.parametrize(("said", "losses"), WORDS)
+def test_a_request_that_turns_poisonous_late_is_found_too(said: bool, losses: int) -> None:
     """It crashes the worker once it has made five tokens: a recompute runs in chunks, and an
     answered chunk clears nobody."""
     worker = FakeWorker(max_rows=4, max_step_tokens=4, max_model_len=64)
     harness = Harness(worker, pipeline_depth=2)
     prompts = [[1, 2, 3], [4, 5, 6, 7, 8], [9, 9]]
     handles = [harness.submit(prompt, 12) for prompt in prompts]
-    while len(harness.front_end.tokens[handles[1]]) < 5:
-        harness.turn()
-        worker.answer()
-        harness.turn()
-    tokens = {handle: list(harness.front_end.tokens[handle]) for handle in handles}
-    crashes = 0
-    for _ in range(500):
-        harness.turn()
-        if not worker.unanswered:
-            break
-        plan = worker.log[len(worker.log) - len(worker.unanswered)]
-        names = worker.step_requests[len(worker.step_requests) - len(worker.unanswered)]
-        at = names.index("r2") if "r2" in names else None
-        if at is not None and plan.context_lens[at] > 5 + 5 - 1:
-            crashes += 1
-            worker.restart()
-        else:
-            worker.answer()
-    assert crashes == 3
-    end = harness.front_end.ends[handles[1]]
-    assert isinstance(end, Failure)
-    assert end.kind is FailureKind.INTERNAL
-    for handle, prompt in ((handles[0], prompts[0]), (handles[2], prompts[2])):
-        assert harness.front_end.tokens[handle][: len(tokens[handle])] == tokens[handle]
-        assert harness.front_end.tokens[handle] == expected_tokens(prompt, 12)
+
+    def crashes_in(plan: StepPlan, names: list[str]) -> bool:
+        return "r2" in names and plan.context_lens[names.index("r2")] > 5 + 5 - 1
+
+    assert run_with_poison(harness, crashes_in, said=said) == losses
+    assert_blamed(harness, handles[1], losses)
+    assert harness.front_end.tokens[handles[1]] == expected_tokens(prompts[1], 12)[:5]
+    assert_right(harness, handles[0], prompts[0], 12)
+    assert_right(harness, handles[2], prompts[2], 12)
 
 
-def test_suspects_run_alone_until_each_has_made_a_token() -> None:
+@pytest.mark.parametrize(("said", "losses"), [(True, 3), (False, 8)])
+def test_a_request_that_crashes_in_decode_only_is_found_though_it_makes_tokens(
+    said: bool, losses: int
+) -> None:
+    """One with each recompute, so that its crashes never come at the same place."""
+    harness = Harness(FakeWorker(max_rows=4), pipeline_depth=1)
+    handles = [harness.submit([i, i], 20) for i in range(1, 4)]
+
+    def crashes_in(plan: StepPlan, names: list[str]) -> bool:
+        rows = [new.request_id for new in plan.new_rows]
+        return "r2" in names and "r2" not in rows
+
+    assert run_with_poison(harness, crashes_in, said=said) == losses
+    assert_blamed(harness, handles[1], losses)
+    assert_right(harness, handles[0], [1, 1], 20)
+    assert_right(harness, handles[2], [3, 3], 20)
+
+
+def test_a_request_whose_crashes_leave_time_for_two_tokens_gets_all_of_them() -> None:
+    """Nobody is stuck then, and it is not told from an innocent one on a worker that is killed."""
+    harness = Harness(FakeWorker(max_rows=4), pipeline_depth=1)
+    handles = [harness.submit([i, i], 20) for i in range(1, 4)]
+    fresh = 0
+
+    def crashes_in(plan: StepPlan, names: list[str]) -> bool:
+        nonlocal fresh
+        fresh = 0 if any(new.request_id == "r2" for new in plan.new_rows) else fresh + 1
+        return "r2" in names and fresh == 2
+
+    assert run_with_poison(harness, crashes_in, said=True) == 9
+    for i, handle in enumerate(handles, 1):
+        assert_right(harness, handle, [i, i], 20)
+
+
+def test_suspects_run_alone_until_each_has_made_two_tokens() -> None:
     harness = Harness(FakeWorker(max_rows=4), pipeline_depth=3)
     handles = [harness.submit([i, i], 5) for i in range(4)]
     harness.turn()
     for _ in range(2):
-        harness.worker.restart()
+        lose(harness)
         harness.turn()
     after = len(harness.worker.step_requests)
     harness.run()
     steps = harness.worker.step_requests[after - 1 :]
-    assert steps[:4] == [["r1"], ["r2"], ["r3"], ["r4"]]
-    assert steps[4] == ["r1", "r2", "r3", "r4"]
+    alone = [["r1"], ["r1"], ["r2"], ["r2"], ["r3"], ["r3"], ["r4"], ["r4"]]
+    assert steps[:9] == [*alone, ["r1", "r2", "r3", "r4"]]
     for i, handle in enumerate(handles):
-        assert harness.front_end.tokens[handle] == expected_tokens([i, i], 5)
+        assert_right(harness, handle, [i, i], 5)
+
+
+def alone(
+    prompts: list[list[int]], count: int = 4, depth: int = 1, budget: int = 64
+) -> tuple[Harness, list[int]]:
+    """Requests that were in flight at two losses; the first of them runs alone."""
+    harness = Harness(FakeWorker(max_rows=4, max_step_tokens=budget), pipeline_depth=depth)
+    handles = [harness.submit(prompt, count) for prompt in prompts]
+    harness.turn()
+    for _ in range(2):
+        lose(harness)
+        harness.turn()
+    return harness, handles
+
+
+def lose_after(harness: Harness, chunks: int) -> None:
+    """The worker, with so many chunks of whoever runs answered."""
+    for _ in range(chunks):
+        harness.step()
+    lose(harness)
+    harness.turn()
+
+
+LONG = list(range(20))  # five chunks of 4
+
+
+@pytest.mark.parametrize(
+    "chunks", [(0, 0, 0), (2, 2, 2), (0, 1, 2, 3, 4), (3, 3, 3, 0, 0), (2, 1, 2, 1, 2)]
+)
+def test_kills_from_outside_that_meet_a_suspect_alone_are_a_pause(chunks: tuple[int, ...]) -> None:
+    """Three times in a row at one place, or five times at others."""
+    harness, handles = alone([LONG], budget=4)
+    for count in chunks:
+        lose_after(harness, count)
+    harness.run()
+    assert_right(harness, handles[0], LONG, 4)
+    assert harness.engine.totals.worker_restarts == 2 + len(chunks)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "times"),
+    [((1, 1, 1, 1), 6), ((2, 1, 1, 1, 1), 7), ((0, 1, 2, 3, 4, 0), 8)],
+)
+def test_four_at_one_place_or_six_anywhere_are_blamed(chunks: tuple[int, ...], times: int) -> None:
+    harness, handles = alone([LONG], budget=4)
+    for count in chunks[:-1]:
+        lose_after(harness, count)
+        assert handles[0] not in harness.front_end.ends
+    lose_after(harness, chunks[-1])
+    assert_blamed(harness, handles[0], times)
+
+
+def test_a_place_is_one_position_in_flight_at_every_loss() -> None:
+    """With two steps in flight the crash may be in either, and the answer to the first may have
+    been lost or not: positions 0 to 7 and 4 to 11 have 4 to 7 in common."""
+    harness = Harness(FakeWorker(max_rows=4, max_step_tokens=4), pipeline_depth=2)
+    handle = harness.submit(LONG, 4)
+    harness.turn()
+    for _ in range(2):
+        lose_after(harness, 0)
+    for chunks in (0, 1, 1):
+        lose_after(harness, chunks)
+    assert handle not in harness.front_end.ends
+    lose_after(harness, 0)
+    assert_blamed(harness, handle, 6)
+
+
+def test_two_tokens_clear_a_suspect_of_all_that_was() -> None:
+    harness, handles = alone([LONG], count=9, budget=4)
+    for _ in range(2):
+        for _ in range(3):
+            lose_after(harness, 1)
+        lose_after(harness, 6)  # five chunks, of which the last gives a token, and a decode
+        lose_after(harness, 0)
+    harness.run()
+    assert_right(harness, handles[0], LONG, 9)
+
+
+def test_a_suspect_lost_alone_goes_behind_those_that_were_not() -> None:
+    """Who is innocent gets on, and shows that the worker runs, before it is risked again."""
+    harness, _ = alone([[1, 1], [2, 2], [3, 3]])
+    harness.worker.step_requests.clear()
+    lose_after(harness, 0)
+    for _ in range(4):
+        harness.step()
+    assert harness.worker.step_requests == [["r2"], ["r2"], ["r3"], ["r3"], ["r1"]]
+    lose_after(harness, 0)
+    assert harness.worker.step_requests[-1] == ["r1"], "the others are cleared"
+    harness.run()
+
+
+def test_a_step_that_failed_beside_others_is_nobodys_fault_yet() -> None:
+    harness = Harness(FakeWorker(max_rows=4), pipeline_depth=1)
+    handles = [harness.submit([i, i], 4) for i in range(3)]
+    harness.turn()
+    for _ in range(2):
+        lose(harness, said=True)
+        harness.turn()
+    assert harness.front_end.ends == {}
+    harness.run()
+    for i, handle in enumerate(handles):
+        assert_right(harness, handle, [i, i], 4)
+
+
+def test_what_a_worker_said_counts_though_it_is_reached_once_more_before_it_ends() -> None:
+    harness, handles = alone([[1, 1]])
+    harness.engine.post(Disconnected("a step failed", step_failed=True))
+    harness.worker.connect(resumed=True)
+    harness.turn()
+    harness.engine.post(Disconnected("gone"))
+    lose(harness)
+    harness.turn()
+    assert_blamed(harness, handles[0], 3)
+
+
+def test_what_one_worker_said_is_not_held_against_the_next_ones_request() -> None:
+    harness = Harness(FakeWorker(max_rows=4), pipeline_depth=1)
+    handle = harness.submit([1, 1], 4)
+    harness.turn()
+    for said in (False, True, False):
+        lose(harness, said=said)
+        harness.turn()
+    harness.run()
+    assert_right(harness, handle, [1, 1], 4)
+
+
+def test_cut_links_are_no_losses() -> None:
+    harness, handles = alone([LONG], budget=4)
+    for _ in range(10):
+        harness.engine.post(Disconnected("cut"))
+        harness.worker.connect(resumed=True)
+        harness.turn()
+    harness.run()
+    assert_right(harness, handles[0], LONG, 4)
+
+
+def test_a_worker_that_stands_still_three_times_under_a_suspect_alone_is_a_pause() -> None:
+    """As one that is stopped and resumed, which the scheduler gives up and resets."""
+    harness, handles = alone([[1, 1], [2, 2]])
+    for given_up in (1, 2, 3):
+        harness.now += 10_000
+        harness.turn()
+        assert harness.worker.given_up == given_up
+        lose(harness)
+        harness.turn()
+    harness.run()
+    assert_right(harness, handles[0], [1, 1], 4)
+    assert_right(harness, handles[1], [2, 2], 4)
+
+
+def test_a_worker_rolled_under_load_three_times_without_a_token_is_a_pause() -> None:
+    harness = Harness(FakeWorker(max_rows=4), pipeline_depth=2)
+    handles = [harness.submit([i, i], 4) for i in range(4)]
+    harness.turn()
+    for _ in range(3):
+        harness.engine.post(Disconnected("UNAVAILABLE: the worker is shutting down"))
+        lose(harness)
+        harness.turn()
+    harness.run()
+    for i, handle in enumerate(handles):
+        assert_right(harness, handle, [i, i], 4)
+
+
+def test_losses_with_nothing_in_flight_concern_nobody() -> None:
+    harness, handles = alone([[1, 1]])
+    lose(harness)
+    lose(harness)  # before the engine can send a step
+    harness.turn()
+    lose_after(harness, 0)
+    harness.run()
+    assert_right(harness, handles[0], [1, 1], 4)
+    assert harness.engine.totals.worker_restarts == 5
+
+
+def test_a_loss_with_a_step_of_one_that_was_cancelled_in_flight_is_not_a_suspects_own() -> None:
+    harness, handles = alone([[1, 1], [2, 2], [3, 3]], depth=2)
+    for tokens_of_r3 in (0, 0, 2, 0, 0, 0):  # r1 and r2 take turns, thrice each
+        lose_after(harness, tokens_of_r3)
+    assert harness.worker.step_requests[-1] == ["r1"]
+    harness.abort(handles[0])
+    harness.turn()
+    assert harness.worker.step_requests[-1] == ["r2"]
+    lose(harness)
+    harness.run()
+    assert_right(harness, handles[1], [2, 2], 4)
 
 
 def test_one_crash_makes_nobody_a_suspect() -> None:
@@ -111,13 +337,14 @@ def test_one_crash_makes_nobody_a_suspect() -> None:
     assert harness.worker.step_requests[-1] == ["r1", "r2", "r3", "r4"]
 
 
-def test_crashes_with_a_token_in_between_make_nobody_a_suspect() -> None:
+def test_losses_with_two_tokens_in_between_make_nobody_a_suspect() -> None:
     harness = Harness(FakeWorker(max_rows=2), pipeline_depth=1)
     handles = [harness.submit([i], 20) for i in range(2)]
     for _ in range(6):
         harness.turn()
         harness.step()
-        harness.worker.restart()
+        harness.step()
+        lose(harness)
     harness.turn()
     assert harness.worker.step_requests[-1] == ["r1", "r2"]
     harness.run()

@@ -21,6 +21,7 @@ from scheduler.core.worker_link import (
     Connected,
     Disconnected,
     LinkEvent,
+    NewRow,
     StepAnswer,
     StepPlan,
     StepRefused,
@@ -275,6 +276,39 @@ def test_a_newer_scheduler_takes_the_worker_over() -> None:
             assert old_inbox.next(Disconnected).reason.startswith("FAILED_PRECONDITION: epoch is ")
             link.send(empty_plan(1, second))
             assert inbox.next(StepAnswer).step_id == 1
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_worker_that_ends_says_whether_a_step_failed(killed: bool) -> None:
+    flags = ("--simulate", "--listen", "127.0.0.1:0", "--step-ms", "60000" if killed else "0")
+    with (
+        worker_process(*flags, "--crash-tokens", "14") as worker,
+        linked(worker.address()) as (link, inbox),
+    ):
+        incarnation = inbox.next(Connected).info.incarnation
+        plan = empty_plan(1, incarnation)
+        if killed:
+            link.send(plan)
+            worker.stop(signal.SIGKILL)
+        else:
+            one = np.ones(1, np.int32)
+            new = NewRow(0, "r", np.full(1, 14, np.int32), 1, one, 0.0, 0)
+            zero, slots = np.zeros(1, np.int32), np.full(1, 16, np.int64)
+            link.send(
+                replace(
+                    plan,
+                    new_rows=[new],
+                    rows=zero,
+                    query_lens=one,
+                    context_lens=one,
+                    slot_mapping=slots,
+                    samples=np.ones(1, bool),
+                )
+            )
+        gone = inbox.next(Disconnected)
+        assert gone.step_failed is not killed
+        words = "DATA_LOSS: a step failed: RuntimeError: a crash token was computed"
+        assert (gone.reason == words) is not killed
 
 
 def test_a_worker_that_hangs_is_noticed_and_resumed_when_it_goes_on() -> None:

@@ -1,0 +1,60 @@
+"""Finds who is to blame for the loss of a worker, by the rule of scheduler/core/suspicion.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler.core.request import Request
+from scheduler.core.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`culprit`: the request that did it, if that is certain. `counts`: whether the loss says
+    something of the worker, for the breaker. A refused step does not, and nor does a suspect that
+    is lost alone once more before it is blamed, beyond what its first time said."""
+
+    culprit: Request | None
+    counts: bool
+
+
+class Inquest:
+    """What is known of why a worker is lost, from its beginning to its end."""
+
+    def __init__(self) -> None:
+        self._refused = False
+        self._said = False
+
+    def refused(self) -> None:
+        """It refused a step, and the request at fault is found: others are not to blame."""
+        self._refused = True
+
+    def said(self) -> None:
+        """It said that a step failed, before it ended."""
+        self._said = True
+
+    def hold(self, window: Window) -> Finding:
+        """Notes the loss on the requests that were in flight, whose tokens must be up to date."""
+        refused, said = self._refused, self._said
+        self._refused = self._said = False
+        if refused:
+            return Finding(None, counts=False)
+        concerned = {request for step in window.steps for request in step.all_requests}
+        suspects = [r for r in concerned if r.suspicion.is_suspect(len(r.tokens))]
+        for request in concerned:
+            request.suspicion.lost(len(request.tokens))
+        if not suspects or len(concerned) > 1:
+            return Finding(None, counts=True)
+        (suspect,) = suspects
+        if said:
+            return Finding(suspect, counts=True)
+        suspect.suspicion.lost_alone(_in_flight(window))
+        if suspect.suspicion.is_proven:
+            return Finding(suspect, counts=True)
+        return Finding(None, counts=suspect.suspicion.alone == 1)
+
+
+def _in_flight(window: Window) -> range:
+    """The positions that the steps of a request alone compute."""
+    first, last = window.steps[0], window.steps[-1]
+    return range(int(first.context_lens[0]) - first.num_tokens, int(last.context_lens[0]))
