@@ -12,8 +12,9 @@ from grpc_health.v1 import health_pb2
 
 from deploy.local.child import Child
 from nanoserve import Client, Generation, NanoserveError
-from tests.end_to_end.servers import start, supervised, wait_for_health, wait_until
+from tests.end_to_end.servers import start, supervised, wait_for_health
 from tests.tiny_llama import tiny_llama
+from tests.waiting import wait_for
 from worker.simulated_tokens import expected_tokens
 
 VOCAB = 1000
@@ -82,10 +83,10 @@ def test_kills_that_meet_requests_alone_over_and_over_are_a_pause() -> None:
 
 def wait_until_said(scheduler: Child, worker: Child, words: str) -> None:
     """And until the worker has ended."""
-    wait_until(lambda: worker.exit_status is not None, "the worker has ended")
+    wait_for(lambda: worker.exit_status is not None, "the worker has ended")
     assert worker.exit_status == 1
     said = f"DATA_LOSS: a step failed: {words}"
-    wait_until(lambda: any(said in line for line in scheduler.lines), f"it said {words}")
+    wait_for(lambda: any(said in line for line in scheduler.lines), f"it said {words}")
 
 
 def test_streams_go_on_after_want_of_memory_and_an_error_of_the_device(tmp_path: Path) -> None:
