@@ -13,7 +13,7 @@ import torch
 from kernels.packed_weight import PackedWeight
 
 TILE = 32
-FP32_CHUNK = 192
+FP32_CHUNK = 96
 _PADDED = (2, 4, 8, 16, TILE)
 _CUTS = (512, 256, 128, 64, TILE)
 
