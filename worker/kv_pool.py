@@ -14,6 +14,11 @@ CPU_DEFAULT_BYTES = 4 << 30
 CPU_DEFAULT_SHARE = 4  # one part in four of the memory that is available
 _LEAST_BLOCKS = 2  # the scratch block and one to serve from
 _MOST_BLOCKS = 2**31 - 1  # block ids are int32
+# Limit and use of a container's memory, by version 2 and 1 of Linux' control groups.
+_GROUP_FILES = (
+    ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
+    ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
 
 
 class PoolError(ValueError):
@@ -171,10 +176,10 @@ def available_memory(root: Path = Path("/")) -> int:
     for line in _text(root / "proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             found.append(int(line.split()[1]) * 1024)
-    limit = _text(root / "sys/fs/cgroup/memory.max").strip()
-    used = _text(root / "sys/fs/cgroup/memory.current").strip()
-    if limit.isdigit() and used.isdigit():
-        found.append(max(0, int(limit) - int(used)))
+    for limit_file, used_file in _GROUP_FILES:
+        limit, used = (_text(root / file).strip() for file in (limit_file, used_file))
+        if limit.isdigit() and used.isdigit():
+            found.append(max(0, int(limit) - int(used)))
     if not found:
         raise PoolError("free memory cannot be read here: give --kv-memory or --num-blocks")
     return min(found)

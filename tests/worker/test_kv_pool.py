@@ -119,25 +119,35 @@ def test_memory_that_is_not_there_is_refused_with_advice(config: ModelConfig) ->
     assert message.endswith("lower --kv-memory, --num-blocks or --gpu-memory-utilization")
 
 
-def machine(root: Path, available_kib: int, limit: str, used: int) -> Path:
-    (root / "proc").mkdir()
+VERSION_2 = ("memory.max", "memory.current")
+VERSION_1 = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")
+# What version 1 has where nothing is limited.
+NO_LIMIT_1 = "9223372036854771712"
+
+
+def machine(
+    root: Path, available_kib: int, limit: str, used: int, files: tuple[str, str] = VERSION_2
+) -> Path:
+    (root / "proc").mkdir(parents=True)
     (root / "proc/meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable:  {available_kib} kB\n")
-    group = root / "sys/fs/cgroup"
-    group.mkdir(parents=True)
-    (group / "memory.max").write_text(f"{limit}\n")
-    (group / "memory.current").write_text(f"{used}\n")
+    for file, value in zip(files, (limit, used), strict=True):
+        path = root / "sys/fs/cgroup" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{value}\n")
     return root
 
 
-def test_available_memory_is_the_machines_or_the_control_groups(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("files", "none"), [(VERSION_2, "max"), (VERSION_1, NO_LIMIT_1)])
+def test_available_memory_is_the_machines_or_the_control_groups(
+    files: tuple[str, str], none: str, tmp_path: Path
+) -> None:
     for name, limit, used, expected in (
-        ("no limit", "max", 500, 1000 * 1024),
+        ("no limit", none, 500, 1000 * 1024),
         ("room left", "2000000", 0, 1000 * 1024),
         ("less room", "600000", 100000, 500000),
         ("over the limit", "600000", 700000, 0),
     ):
-        (tmp_path / name).mkdir()
-        assert available_memory(machine(tmp_path / name, 1000, limit, used)) == expected
+        assert available_memory(machine(tmp_path / name, 1000, limit, used, files)) == expected
     with pytest.raises(PoolError, match="give --kv-memory or --num-blocks"):
         available_memory(tmp_path)
 
