@@ -187,6 +187,14 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
         help="how long requests wait for a worker that is away before they end with UNAVAILABLE",
     )
     group.add_argument(
+        "--stuck-timeout",
+        metavar="SECONDS",
+        type=float,
+        default=60.0,
+        help="how long the engine's loop may stand before the process ends with status 1, for its "
+        "supervisor to start it again; 0: for ever",
+    )
+    group.add_argument(
         "--no-prefix-cache",
         action="store_true",
         help="compute every prompt whole; without it, what requests begin with is computed once "

@@ -19,6 +19,7 @@ from scheduler.core.front_end import FrontEnd
 from scheduler.core.policy import Policy
 from scheduler.core.static_batching import StaticBatching
 from scheduler.core.worker_link import WorkerLink
+from scheduler.engine_watch import EngineWatch, end_process
 from scheduler.link.link import GrpcWorkerLink
 
 _UNPROTECTED_LINK = (
@@ -45,6 +46,7 @@ def engine_maker(
         audit=flags.audit,
         step_timeout=flags.step_timeout,
         recovery_timeout=flags.recovery_timeout,
+        stuck_timeout=flags.stuck_timeout,
     )
     policy = _policy(flags)
     link = (make_link or _grpc_link)(flags, folder.fingerprint if folder else None)
@@ -52,6 +54,8 @@ def engine_maker(
 
     def make(front_end: FrontEnd) -> Engine:
         engine = Engine(config, link, front_end, policy, on_fatal=_exit)
+        if config.stuck_timeout:
+            EngineWatch(engine, config.stuck_timeout, end_process).start()
         if metrics is not None:
             metrics.start(SchedulerCollector(engine))
         return engine

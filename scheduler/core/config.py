@@ -11,6 +11,7 @@ GPU_DEPTH = 6
 CPU_STEP_TOKENS = 512
 CPU_STEP_TIMEOUT = 450.0  # seconds
 STEP_TIMEOUT = 90.0
+LEAST_STUCK_TIMEOUT = 3.0  # an engine with nothing to do turns once a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class EngineConfig:
     audit: bool = False  # check the books after every turn
     recovery_timeout: float = 300.0  # seconds that requests wait for a worker that is away
     step_timeout: float | None = None
+    stuck_timeout: float = 60.0  # seconds that the loop may stand; 0: for ever
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -47,6 +49,11 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < 1e6:
                 raise ValueError(f"{name} is {value} seconds, must be above 0 and below 1e6")
+        if self.stuck_timeout and not LEAST_STUCK_TIMEOUT <= self.stuck_timeout < 1e6:
+            raise ValueError(
+                f"stuck_timeout is {self.stuck_timeout} seconds, must be 0 or at least "
+                f"{LEAST_STUCK_TIMEOUT:g} and below 1e6"
+            )
 
     def step_timeout_on(self, device: str) -> float:
         default = CPU_STEP_TIMEOUT if device == "cpu" else STEP_TIMEOUT

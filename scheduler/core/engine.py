@@ -133,6 +133,11 @@ class Engine:
     def status(self) -> EngineStatus:
         return self._status
 
+    @property
+    def runs(self) -> bool:
+        """Whether its loop has begun and not ended."""
+        return self._thread.is_alive()
+
     def ask_snapshot(self, request: SnapshotRequest) -> None:
         self._inbox.put(request)
 
