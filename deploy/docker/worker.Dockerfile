@@ -15,7 +15,7 @@ ARG DEVICE=cpu
 ARG TORCH_INDEX_URL=
 RUN case "${DEVICE}" in \
     simulated) ;; \
-    cpu | cuda) pip --python /opt/venv install --no-cache-dir \
+    cpu | cuda) pip --python /opt/venv install --no-cache-dir -c requirements/constraints.txt \
     ${TORCH_INDEX_URL:+--extra-index-url "${TORCH_INDEX_URL}"} \
     -r "requirements/torch-${DEVICE}.txt" ;; \
     *) echo "DEVICE is '${DEVICE}', must be cpu, cuda or simulated" >&2; exit 1 ;; \
@@ -63,8 +63,9 @@ FROM worker AS model
 LABEL org.opencontainers.image.title="nanoserve model" \
     org.opencontainers.image.description="Fetches a model into a volume, and ends"
 USER 0:0
-COPY deploy/docker/requirements/model.txt /tmp/model.txt
-RUN pip --python /opt/venv install --no-cache-dir -r /tmp/model.txt && rm /tmp/model.txt
+COPY deploy/docker/requirements/model.txt deploy/docker/requirements/constraints.txt /tmp/
+RUN pip --python /opt/venv install --no-cache-dir -c /tmp/constraints.txt -r /tmp/model.txt \
+    && rm /tmp/*.txt
 COPY deploy/model/ deploy/model/
 USER 10001:10001
 HEALTHCHECK NONE

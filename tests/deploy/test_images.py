@@ -47,6 +47,21 @@ def test_torch_is_the_same_everywhere() -> None:
     assert pins("torch-cpu")["torch"] == pins("torch-cuda")["torch"]
 
 
+def test_what_is_only_constrained_has_the_version_that_other_images_pin() -> None:
+    constrained = pins("constraints")
+    for file in ("scheduler", "worker", "loadtest", "model", "torch-cuda"):
+        pinned = pins(file)
+        shared = constrained.keys() & pinned.keys()
+        assert {name: constrained[name] for name in shared} == {n: pinned[n] for n in shared}, file
+
+
+def test_pip_chooses_no_version_itself() -> None:
+    for server in ("scheduler", "worker"):
+        text = (ROOT / f"deploy/docker/{server}.Dockerfile").read_text().replace("\\\n", " ")
+        for options in re.findall(r"pip --python /opt/venv install (.*?)(?:&&|;;|\n)", text):
+            assert "--no-deps" in options or "constraints.txt" in options
+
+
 def copied(dockerfile: str) -> set[Path]:
     """Our Python files in the images that it makes, all targets together."""
     text = (ROOT / "deploy/docker" / dockerfile).read_text().replace("\\\n", " ")
