@@ -1,10 +1,13 @@
-"""For all tests: few threads, and GPU tests skipped where there is no GPU."""
+"""For all tests: few threads, the longest first, and GPU tests skipped where there is no GPU."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
+
+_HERE = Path(__file__).parent
 
 # Before torch or tokenizers is imported. Test processes share the cores, and a fixed
 # number of threads keeps floating-point sums the same from run to run.
@@ -15,7 +18,29 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["no_proxy"] = os.environ["NO_PROXY"] = "localhost,127.0.0.1,::1"
 
 
+# Files that take from ten seconds to minutes: begun first, so that when all others are done no
+# process has one of them before it and the others have nothing.
+_LONGEST = (
+    "end_to_end/test_neighbours.py",
+    "kernels/test_compiled_kernels.py",
+    "kernels/test_interpreted_kernels.py",
+    "worker/model/test_llama_smollm2.py",
+    "end_to_end/test_worker_faults.py",
+    "scheduler/core/test_random_load.py",
+    "end_to_end/test_prefix_cache.py",
+    "end_to_end/test_volume.py",
+    "scheduler/core/test_static_random_load.py",
+    "scheduler/api/test_server.py",
+)
+
+
+def _turn(item: pytest.Item) -> int:
+    name = item.path.relative_to(_HERE).as_posix()
+    return _LONGEST.index(name) if name in _LONGEST else len(_LONGEST)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_turn)
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items or _has_cuda():
         return

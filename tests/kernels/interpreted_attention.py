@@ -4,13 +4,25 @@ import pytest
 import torch
 
 import kernels
-from kernels import attention_sizes
-from kernels.attention_sizes import FEW, PACK_FROM, SPLIT, packed_heads
+from kernels import attention_sizes, decode_plan, merge_splits, paged_attention_decode
+from kernels.attention_sizes import FEW, PACK_FROM, packed_heads
 from tests.kernels import checks
 from tests.kernels.cases import Paged, paged, randn, starts_of
 
 OPS = kernels.ops("cpu", "triton")
 FP32 = torch.float32
+SPLIT = 2 * attention_sizes.decode_tile(16, fp32=True)["TILE"]
+
+
+def set_split(monkeypatch: pytest.MonkeyPatch, positions: int) -> None:
+    for module in (decode_plan, merge_splits, paged_attention_decode):
+        monkeypatch.setattr(module, "SPLIT", positions)
+
+
+@pytest.fixture(autouse=True)
+def small_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts are cut into splits of two tiles, so that a few positions make many."""
+    set_split(monkeypatch, SPLIT)
 
 
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 80, 96, 128, 256])
@@ -24,9 +36,12 @@ def test_every_block_size_equals_the_oracle_at_its_borders(block_size: int) -> N
     checks.check_attention(OPS, FP32, "cpu", contexts, [1, 1, 2], (4, 2), 16, block_size)
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (3, 1), (9, 3), (20, 1)])
-def test_every_grouping_of_heads_equals_the_oracle(heads: tuple[int, int]) -> None:
-    checks.check_attention(OPS, FP32, "cpu", [5, 66], [5, 40], heads, 16, 16)
+@pytest.mark.parametrize(
+    ("heads", "queries"), [((1, 1), 40), ((3, 1), 25), ((9, 3), 12), ((20, 1), 3)]
+)
+def test_every_grouping_of_heads_equals_the_oracle(heads: tuple[int, int], queries: int) -> None:
+    """More queries than a program takes, of more positions than a tile has."""
+    checks.check_attention(OPS, FP32, "cpu", [5, 66], [3, queries], heads, 16, 16)
 
 
 def test_contexts_at_the_splits_borders_equal_the_oracle() -> None:
@@ -82,14 +97,15 @@ def test_packed_heads_equal_the_oracle(
 
 
 def test_a_decode_does_not_depend_on_its_neighbours() -> None:
-    checks.check_row_alone(OPS, FP32, "cpu", [1, SPLIT, SPLIT + 1, 600], 16)
+    checks.check_row_alone(OPS, FP32, "cpu", [1, SPLIT, SPLIT + 1, 2 * SPLIT + 3], 16)
 
 
 def test_a_prompt_in_chunks_equals_it_whole() -> None:
     checks.check_chunks(OPS, FP32, "cpu", 70, [1, 17, 33, 64], 16)
 
 
-def test_one_pass_and_splits_agree() -> None:
+def test_one_pass_and_splits_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_split(monkeypatch, attention_sizes.SPLIT)
     case = paged([700], 1, 16, 16)
     q = randn(1, 2, 16, dtype=FP32)
     torch.testing.assert_close(
