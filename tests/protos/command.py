@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.waiting import SECONDS
+
 ROOT = Path(__file__).resolve().parents[2]
 _TOKENS = ("NANOSERVE_TOKEN", "NANOSERVE_TOKEN_FILE")
 
@@ -33,5 +35,5 @@ def nanoserve(
         env=environment(**variables),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=SECONDS,
     )

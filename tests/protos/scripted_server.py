@@ -14,6 +14,7 @@ from google.rpc import status_pb2
 
 from nanoserve.v1 import inference_pb2 as pb
 from nanoserve.v1 import inference_pb2_grpc as pb_grpc
+from tests.waiting import SECONDS
 
 Handler = Callable[[pb.GenerateRequest, grpc.ServicerContext], Iterator[pb.GenerateResponse]]
 Watcher = Callable[[pb.WatchStatusRequest, grpc.ServicerContext], Iterator[pb.GetStatusResponse]]
@@ -90,7 +91,7 @@ class ScriptedServer(pb_grpc.InferenceServiceServicer):
         if not context.add_callback(self.cancelled.set):
             self.cancelled.set()
         yield self.status
-        assert self.cancelled.wait(20)
+        assert self.cancelled.wait(SECONDS)
 
     def hold(
         self, request: pb.GenerateRequest, context: grpc.ServicerContext
@@ -101,7 +102,7 @@ class ScriptedServer(pb_grpc.InferenceServiceServicer):
         if not context.add_callback(self.cancelled.set):
             self.cancelled.set()
         yield pb.GenerateResponse(request_id=request.request_id, text="Hel", token_ids=[1])
-        assert self.cancelled.wait(20)
+        assert self.cancelled.wait(SECONDS)
 
 
 def say(*pieces: str, last: pb.GenerateResponse | None = None) -> Handler:

@@ -22,10 +22,11 @@ from nanoserve import (
 from nanoserve.v1 import inference_pb2 as pb
 from nanoserve.v1 import inference_pb2_grpc as pb_grpc
 from tests.protos.scripted_server import ScriptedServer, fail, say
+from tests.waiting import SECONDS
 
 
 async def cancelled(server: ScriptedServer) -> bool:
-    return await asyncio.to_thread(server.cancelled.wait, 10)
+    return await asyncio.to_thread(server.cancelled.wait, SECONDS)
 
 
 async def test_chunks_come_in_order(server: ScriptedServer) -> None:
@@ -105,12 +106,10 @@ async def test_the_timeout_is_the_calls_deadline(server: ScriptedServer) -> None
             await client.generate("Hi", timeout=0.3).collect()
 
 
-async def test_status_and_its_failure(server: ScriptedServer) -> None:
+async def test_status_and_its_failure(server: ScriptedServer, nobody: str) -> None:
     async with AsyncClient(server.address) as client:
         assert (await client.status()).model == "tiny"
-    with ScriptedServer() as gone:
-        address = gone.address
-    async with AsyncClient(address) as client:
+    async with AsyncClient(nobody) as client:
         with pytest.raises(UnavailableError):
             await client.status()
 

@@ -15,6 +15,7 @@ from google.rpc import error_details_pb2
 from nanoserve.v1 import inference_pb2 as pb
 from tests.protos.command import command, environment, nanoserve
 from tests.protos.scripted_server import ScriptedServer, fail, say
+from tests.waiting import SECONDS
 
 
 def contents(request: pb.GenerateRequest) -> list[str]:
@@ -149,7 +150,7 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_ends(server: ScriptedS
         terminal.process.send_signal(signal.SIGINT)
         terminal.expect("(stopped)")
         terminal.expect("> ")
-        assert server.cancelled.wait(10)
+        assert server.cancelled.wait(SECONDS)
         server.handler = say("\x1b[2Jdone")
         terminal.type("two\n")
         # An escape sequence in an answer does not reach the terminal.
@@ -162,6 +163,6 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_ends(server: ScriptedS
         terminal.expect("UNAVAILABLE: the server is draining")
         terminal.expect("> ")
         terminal.type("\x04")
-        assert terminal.process.wait(20) == 0
+        assert terminal.process.wait(SECONDS) == 0
     finally:
         terminal.close()

@@ -14,6 +14,7 @@ import pytest
 from nanoserve.v1 import inference_pb2 as pb
 from tests.protos.command import command, environment, nanoserve
 from tests.protos.scripted_server import ScriptedServer, fail, say
+from tests.waiting import SECONDS
 
 
 def test_generate_prints_the_answer_to_a_chat_message(server: ScriptedServer) -> None:
@@ -64,10 +65,10 @@ def test_generate_streams_while_the_server_is_still_at_work(server: ScriptedServ
         assert process.stdout is not None
         assert os.read(process.stdout.fileno(), 100) == b"Hel"
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(SECONDS) == 130
         assert process.stderr is not None
         assert b"Traceback" not in process.stderr.read()
-    assert server.cancelled.wait(10)
+    assert server.cancelled.wait(SECONDS)
 
 
 def test_a_closed_pipe_ends_the_command_quietly(server: ScriptedServer) -> None:
@@ -81,7 +82,7 @@ def test_a_closed_pipe_ends_the_command_quietly(server: ScriptedServer) -> None:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
-        assert process.wait(20) == 1
+        assert process.wait(SECONDS) == 1
         assert process.stderr.read() == b""
 
 
@@ -102,12 +103,10 @@ def test_a_failed_call_is_one_line_and_a_status_of_1(server: ScriptedServer) -> 
 
 
 @pytest.mark.parametrize("arguments", [["generate", "Hi"], ["status"], ["chat"]])
-def test_no_server_is_one_line_that_says_what_to_do(arguments: list[str]) -> None:
-    with ScriptedServer() as gone:
-        address = gone.address
-    done = nanoserve(*arguments, "--address", address, stdin="Hi\n")
+def test_no_server_is_one_line_that_says_what_to_do(arguments: list[str], nobody: str) -> None:
+    done = nanoserve(*arguments, "--address", nobody, stdin="Hi\n")
     assert done.stderr == (
-        f"nanoserve: UNAVAILABLE: no server answers at {address}; start one with `make serve`\n"
+        f"nanoserve: UNAVAILABLE: no server answers at {nobody}; start one with `make serve`\n"
     )
     assert (done.stdout, done.returncode) == ("", 1)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from nanoserve.cli.interrupts import closing_on_interrupt
+from tests.waiting import SECONDS
 
 
 class Target:
@@ -32,7 +33,7 @@ def test_the_first_interrupt_closes_and_raises_nothing() -> None:
     target = Target()
     with closing_on_interrupt(target) as interrupted:
         press()
-        assert target.closed.wait(10)
+        assert target.closed.wait(SECONDS)
     assert interrupted.is_set()
 
 
@@ -40,9 +41,9 @@ def test_the_second_interrupt_raises() -> None:
     target = Target()
     with pytest.raises(KeyboardInterrupt), closing_on_interrupt(target):  # noqa: PT012
         press()
-        assert target.closed.wait(10)
+        assert target.closed.wait(SECONDS)
         press()
-        threading.Event().wait(10)
+        threading.Event().wait(SECONDS)
 
 
 def test_afterwards_interrupts_are_what_they_were() -> None:

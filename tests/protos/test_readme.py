@@ -13,6 +13,7 @@ from google.rpc import error_details_pb2
 
 from tests.protos.command import ROOT, environment
 from tests.protos.scripted_server import ScriptedServer, fail
+from tests.waiting import SECONDS
 
 ADDRESS = "127.0.0.1:50051"
 README = (ROOT / "README.md").read_text()
@@ -28,7 +29,7 @@ def output_of(snippet: str, server: ScriptedServer, folder: Path) -> str:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=SECONDS,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

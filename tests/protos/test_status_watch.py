@@ -20,6 +20,7 @@ from nanoserve import (
 )
 from nanoserve.v1 import inference_pb2 as pb
 from tests.protos.scripted_server import ScriptedServer
+from tests.waiting import SECONDS
 
 ROW = RunningRow(
     row=3,
@@ -92,7 +93,7 @@ def test_a_watch_closed_by_another_thread_ends_quietly(server: ScriptedServer) -
         closer.start()
         assert list(watch) == []
         closer.join()
-    assert server.cancelled.wait(10)
+    assert server.cancelled.wait(SECONDS)
 
 
 async def test_an_async_watch_closed_while_it_is_awaited_ends_quietly(
@@ -104,7 +105,7 @@ async def test_an_async_watch_closed_while_it_is_awaited_ends_quietly(
             assert (await anext(watch)).model == "tiny"
             asyncio.get_running_loop().call_later(0.05, watch.close)
             assert [status async for status in watch] == []
-        assert await asyncio.to_thread(server.cancelled.wait, 10)
+        assert await asyncio.to_thread(server.cancelled.wait, SECONDS)
 
 
 async def test_leaving_or_dropping_a_watch_ends_its_call(server: ScriptedServer) -> None:
@@ -112,13 +113,13 @@ async def test_leaving_or_dropping_a_watch_ends_its_call(server: ScriptedServer)
     with Client(server.address) as client:
         with client.watch_status() as watch:
             next(watch)
-        assert server.cancelled.wait(10)
+        assert server.cancelled.wait(SECONDS)
     server.cancelled.clear()
     async with AsyncClient(server.address) as client:
         watch = client.watch_status()
         await anext(watch)
         del watch
-        assert await asyncio.to_thread(server.cancelled.wait, 10)
+        assert await asyncio.to_thread(server.cancelled.wait, SECONDS)
 
 
 async def test_a_cancelled_task_is_cancelled_and_not_taken_for_the_end(
@@ -148,8 +149,6 @@ async def test_what_the_server_refuses_is_raised_on_iteration(server: ScriptedSe
             await anext(client.watch_status(0))
 
 
-def test_a_server_that_is_gone_is_unavailable() -> None:
-    with ScriptedServer() as gone:
-        address = gone.address
-    with Client(address) as client, pytest.raises(UnavailableError):
+def test_a_server_that_is_gone_is_unavailable(nobody: str) -> None:
+    with Client(nobody) as client, pytest.raises(UnavailableError):
         next(client.watch_status())

@@ -22,6 +22,7 @@ from nanoserve.v1 import inference_pb2 as pb
 from tests.protos.command import command, environment, nanoserve
 from tests.protos.scripted_server import ScriptedServer
 from tests.protos.statuses import response
+from tests.waiting import SECONDS
 
 ALTERNATE_SCREEN = b"\x1b[?1049h"
 MAIN_SCREEN = b"\x1b[?1049l"
@@ -72,14 +73,14 @@ class Terminal:
         traceback: TracebackType | None,
     ) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(SECONDS)
         os.close(self._main)
         os.close(self._inner)
 
     def type(self, keys: bytes) -> None:
         os.write(self._main, keys)
 
-    def wait_for(self, text: bytes, seconds: float = 20) -> bytes:
+    def wait_for(self, text: bytes, seconds: float = SECONDS) -> bytes:
         """All that came up to and with `text`, which is then forgotten."""
         deadline = time.monotonic() + seconds
         while text not in self.seen:
@@ -88,7 +89,7 @@ class Terminal:
         before, _, self.seen = self.seen.partition(text)
         return before + text
 
-    def ended(self, seconds: float = 20) -> int:
+    def ended(self, seconds: float = SECONDS) -> int:
         """The exit status; reads on, so that nobody waits for room to write."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None:
@@ -192,7 +193,7 @@ def test_into_a_pipe_it_prints_plain_pictures_until_it_is_interrupted(
         process.send_signal(signal.SIGINT)
         process.stdout.read()
         assert process.stderr.read() == b""
-        assert process.wait(20) == 0
+        assert process.wait(SECONDS) == 0
     starts = [i for i, line in enumerate(lines) if line.startswith("nanoserve  ")]
     assert len(starts) >= 2
     picture = "".join(lines[starts[0] : starts[1]])
@@ -218,13 +219,11 @@ def test_without_utf_8_the_picture_is_ascii(busy: ScriptedServer) -> None:
 
 
 @pytest.mark.parametrize("flags", [[], ["--once"]])
-def test_no_server_at_the_start_is_one_line(flags: list[str]) -> None:
-    with ScriptedServer() as gone:
-        address = gone.address
-    done = nanoserve("top", *flags, "--address", address)
+def test_no_server_at_the_start_is_one_line(flags: list[str], nobody: str) -> None:
+    done = nanoserve("top", *flags, "--address", nobody)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        f"nanoserve: UNAVAILABLE: no server answers at {address}; start one with `make serve`\n"
+        f"nanoserve: UNAVAILABLE: no server answers at {nobody}; start one with `make serve`\n"
     )
 
 
@@ -251,7 +250,7 @@ def test_without_rich_it_says_what_to_install(busy: ScriptedServer) -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=SECONDS,
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (

@@ -12,6 +12,7 @@ import grpc
 
 from nanoserve.tls import TlsFiles
 from nanoserve.v1 import worker_pb2, worker_pb2_grpc
+from tests.waiting import SECONDS
 from worker.address import ListenAddress
 from worker.executor import Executor
 from worker.geometry import Geometry
@@ -132,4 +133,4 @@ def connect(
     request = worker_pb2.ConnectRequest(epoch=epoch, protocol_version=1)
     for name, value in fields.items():
         setattr(request, name, value)
-    return stub.Connect(request, timeout=10)
+    return stub.Connect(request, timeout=SECONDS)

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from nanoserve.v1 import worker_pb2
+from tests.waiting import SECONDS
 from tests.worker.running_worker import (
     RunningWorker,
     Stream,
@@ -52,7 +53,7 @@ def address_of(server: MetricsServer) -> tuple[str, int]:
 
 def get(server: MetricsServer, path: str = "/metrics", **headers: str) -> tuple[int, str, str]:
     """Status, content type and text."""
-    connection = http.client.HTTPConnection(*address_of(server), timeout=10)
+    connection = http.client.HTTPConnection(*address_of(server), timeout=SECONDS)
     with contextlib.closing(connection):
         connection.request("GET", path, headers=headers)
         response = connection.getresponse()
@@ -216,7 +217,7 @@ def test_scrapers_that_hang_hold_up_neither_steps_nor_others(worker: RunningWork
 def test_scrapers_beyond_the_limit_are_turned_away() -> None:
     with metrics_server() as server, contextlib.ExitStack() as hanging:
         scrapers = [
-            hanging.enter_context(socket.create_connection(address_of(server), timeout=10))
+            hanging.enter_context(socket.create_connection(address_of(server), timeout=SECONDS))
             for _ in range(9)
         ]
         assert scrapers[8].recv(1) == b""

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import pytest
 from nanoserve.v1 import worker_pb2, worker_pb2_grpc
 from tests.slow_llama import TENSORS, slow_llama
 from tests.tiny_llama import tiny_llama
+from tests.waiting import SECONDS, wait_for
 from tests.worker.running_worker import Stream, connect
 from tests.worker.step_messages import first_step, second_step
 from tests.worker.worker_process import ROOT, WorkerProcess, worker_process
@@ -147,7 +147,7 @@ def test_it_says_where_its_metrics_are_and_serves_them() -> None:
     with worker_process(*SIMULATED, "--metrics-listen", "127.0.0.1:0") as worker:
         url = worker.wait_for(r"metrics at (http://127\.0\.0\.1:[1-9]\d*/metrics)$")[1]
         worker.address()
-        with urllib.request.urlopen(url, timeout=10) as response:
+        with urllib.request.urlopen(url, timeout=SECONDS) as response:
             text = response.read().decode()
         assert "\nnanoserve_worker_pool_blocks 40.0\n" in text
         (load,) = re.findall(r"^nanoserve_worker_load_seconds (\S+)$", text, re.MULTILINE)
@@ -267,7 +267,8 @@ def test_a_real_worker_starts_and_prints_its_pool(tmp_path: Path) -> None:
 def test_sigterm_during_the_load_ends_it_with_0(tmp_path: Path) -> None:
     tiny_llama(tmp_path)
     with worker_process("--model", str(tmp_path), "--listen", "127.0.0.1:0") as worker:
-        time.sleep(0.5)  # torch takes longer to import
+        # It imports torch from then on, for a second and more.
+        wait_for(lambda: is_caught(worker, signal.SIGTERM), "it has its handlers")
         assert worker.stop() == 0
         assert "listening" not in worker.log
 
@@ -287,13 +288,20 @@ def test_every_flag_has_help_with_its_default() -> None:
     assert "--num-blocks BLOCKS" in text
 
 
+def is_caught(worker: WorkerProcess, number: signal.Signals) -> bool:
+    """Whether the process has a handler of its own for a signal."""
+    status = Path(f"/proc/{worker.process.pid}/status").read_text()
+    (mask,) = re.findall(r"^SigCgt:\s*(\w+)$", status, re.MULTILINE)
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 def json_address(worker: WorkerProcess) -> str:
     return worker.wait_for(r'"listening on ([^"]+)"')[1]
 
 
 def wait_for_step(stub: worker_pb2_grpc.WorkerServiceStub) -> None:
-    while stub.GetStatus(worker_pb2.WorkerServiceGetStatusRequest()).steps == 0:
-        time.sleep(0.01)
+    asked = worker_pb2.WorkerServiceGetStatusRequest()
+    wait_for(lambda: stub.GetStatus(asked).steps > 0, "it has a step")
 
 
 def can_make_namespaces() -> bool:

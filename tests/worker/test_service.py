@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Iterator, Sequence
 
 import grpc
@@ -15,6 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from nanoserve.v1 import worker_pb2, worker_pb2_grpc
 from scheduler.link.encoder import encode_step
+from tests.waiting import SECONDS, wait_for
 from tests.worker.running_worker import (
     RunningWorker,
     Stream,
@@ -369,7 +369,7 @@ def test_a_step_that_fails_is_said_before_the_worker_ends(at: str) -> None:
         assert tokens(next(stream.call)) == A[:1], "the answer before it comes first"
         details = fails_with(grpc.StatusCode.DATA_LOSS, stream.call)
         assert details == "a step failed: RuntimeError: the device is gone for good"
-        assert worker.failed.wait(10)
+        assert worker.failed.wait(SECONDS)
         assert [str(error) for error in worker.fatal] == ["the device is gone\nfor good"]
 
 
@@ -402,8 +402,7 @@ def test_draining_lets_the_open_stream_finish_and_takes_no_new_one() -> None:
         stream.ask(first_step(incarnation))
         drain = threading.Thread(target=worker.server.drain, args=(30.0,))
         drain.start()
-        while not worker.service.draining:
-            time.sleep(0.01)
+        wait_for(lambda: worker.service.draining, "it drains")
         assert tokens(stream.ask(second_step(incarnation))) == [A[1], B[0]]
         details = fails_with(grpc.StatusCode.UNAVAILABLE, lambda: connect(stub))
         assert details == "the worker is shutting down"
@@ -412,5 +411,5 @@ def test_draining_lets_the_open_stream_finish_and_takes_no_new_one() -> None:
         assert response.status == health_pb2.HealthCheckResponse.NOT_SERVING
         details = fails_with(grpc.StatusCode.UNAVAILABLE, stream.call)
         assert details == "the worker is shutting down"
-        drain.join(10)
+        drain.join(SECONDS)
         assert not drain.is_alive()

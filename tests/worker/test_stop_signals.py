@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tests.waiting import SECONDS
 from tests.worker.worker_process import ROOT
 
 
@@ -27,7 +28,7 @@ def test_a_signal_that_interrupts_no_wait_of_the_main_thread_is_heard(number: st
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=SECONDS,
         check=True,
     )
     assert done.stdout == f"{number}\n"

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.waiting import SECONDS
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -27,6 +29,7 @@ class WorkerProcess:
             text=True,
         )
         self.lines: list[str] = []
+        self._all_read = False
         self._logged = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -37,21 +40,19 @@ class WorkerProcess:
                 self.lines.append(line)
                 self._logged.notify_all()
         with self._logged:
+            self._all_read = True
             self._logged.notify_all()
 
-    def wait_for(self, pattern: str, timeout: float = 60.0) -> re.Match[str]:
+    def wait_for(self, pattern: str, timeout: float = SECONDS) -> re.Match[str]:
         """The first line that matches. Fails with the whole log if none comes."""
         with self._logged:
-            self._logged.wait_for(lambda: self._find(pattern) or self._ended(), timeout)
+            self._logged.wait_for(lambda: self._find(pattern) or self._all_read, timeout)
             found = self._find(pattern)
         assert found, self.log
         return found
 
     def _find(self, pattern: str) -> re.Match[str] | None:
         return next((m for line in self.lines if (m := re.search(pattern, line))), None)
-
-    def _ended(self) -> bool:
-        return not self._reader.is_alive() or self.process.poll() is not None
 
     def address(self) -> str:
         return self.wait_for(r"listening on (\S+)")[1]
@@ -61,8 +62,8 @@ class WorkerProcess:
         return self.wait()
 
     def wait(self) -> int:
-        code = self.process.wait(60)
-        self._reader.join(10)
+        code = self.process.wait(SECONDS)
+        self._reader.join(SECONDS)
         return code
 
     @property

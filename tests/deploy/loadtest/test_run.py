@@ -23,6 +23,7 @@ from deploy.loadtest.run import run_load
 from deploy.loadtest.workload import Workload
 from nanoserve.v1 import inference_pb2 as pb
 from tests.protos.scripted_server import ScriptedServer
+from tests.waiting import SECONDS
 
 SHORT = Content(Fixed(3), Fixed(2))
 
@@ -209,7 +210,7 @@ def test_a_stop_ends_the_run_with_what_there_is(server: ScriptedServer) -> None:
     assert len(statuses) == 1000
     assert statuses[0] == "UNFINISHED"
     assert statuses[-1] == "NOT_DUE"
-    assert server.cancelled.wait(20)
+    assert server.cancelled.wait(SECONDS)
 
 
 def test_a_server_that_does_not_answer_or_is_not_ready_is_an_error(

@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from nanoserve.v1.inference_pb2 import TokenIds
 from tests.scheduler.api.scripted_engine import ScriptedEngine
-from tests.waiting import until
+from tests.waiting import SECONDS, until
 
 
 class Collector(ThreadingHTTPServer):
@@ -47,7 +47,7 @@ class Handler(BaseHTTPRequestHandler):
             body = gzip.decompress(body)
         self.server.requests.append(ExportTraceServiceRequest.FromString(body))
         self.server.asked.set()
-        self.server.answering.wait(20)
+        self.server.answering.wait(SECONDS)
         self.send_response(200)
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -93,7 +93,7 @@ async def test_a_collector_that_hangs_holds_up_no_call_and_no_stop(serve, collec
     collector.answering.clear()
     served = await serve(ScriptedEngine([5, 2]))
     await served.generate(token_ids=TokenIds(ids=[7]))
-    await asyncio.to_thread(collector.asked.wait, 10)
+    await asyncio.to_thread(collector.asked.wait, SECONDS)
     for _ in range(20):
         responses = await served.generate(token_ids=TokenIds(ids=[7]))
         assert responses[-1].finish_reason

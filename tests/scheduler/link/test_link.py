@@ -6,7 +6,6 @@ import queue
 import random
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,6 +27,7 @@ from scheduler.core.worker_link import (
 )
 from scheduler.link.channel_options import CHANNEL_OPTIONS
 from scheduler.link.link import GrpcWorkerLink
+from tests.waiting import SECONDS, wait_for
 from tests.worker.running_worker import RunningWorker, connect, running_worker
 from tests.worker.toy_scheduler import ToyScheduler, random_requests
 from tests.worker.worker_process import worker_process
@@ -48,7 +48,7 @@ class Inbox:
         """The next event, which must be of this kind; Disconnected is passed over unless asked
         for, since how often a link reports it depends on time."""
         while True:
-            event = self._events.get(timeout=20)
+            event = self._events.get(timeout=SECONDS)
             if kind is not Disconnected and isinstance(event, Disconnected):
                 continue
             assert isinstance(event, kind), event
@@ -74,12 +74,6 @@ def scheduler_of(worker: RunningWorker, connected: Connected, seed: int = 0) -> 
     )
     scheduler.waiting = random_requests(random.Random(seed), 15, 1000, 64)
     return scheduler
-
-
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def empty_plan(step_id: int, incarnation: int) -> StepPlan:
@@ -171,8 +165,8 @@ def test_a_cut_stream_is_resumed_and_no_step_is_lost_or_run_twice() -> None:
         assert_all_right(scheduler, requests)
 
 
-def test_a_worker_that_comes_late_is_waited_for() -> None:
-    address = free_address()
+def test_a_worker_that_comes_late_is_waited_for(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/worker"
     with linked(address) as (_, inbox):
         reason = inbox.next(Disconnected).reason
         assert reason.startswith("UNAVAILABLE: ")
@@ -180,15 +174,14 @@ def test_a_worker_that_comes_late_is_waited_for() -> None:
             assert not inbox.next(Connected).resumed
 
 
-def test_a_new_worker_on_the_port_drops_the_window() -> None:
-    address = free_address()
+def test_a_new_worker_at_the_address_drops_the_window(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/worker"
     slow = SimulationOptions(step_ms=1000)
     with linked(address) as (link, inbox):
         with running_worker(address=address, options=slow) as worker:
             first = inbox.next(Connected).info
             link.send(empty_plan(1, first.incarnation))
-            while worker.session.status().steps == 0:
-                time.sleep(0.01)
+            wait_for(lambda: worker.session.status().steps > 0, "it has the step")
         with running_worker(address=address):
             connected = inbox.next(Connected)
             assert not connected.resumed
@@ -349,8 +342,8 @@ def test_a_worker_that_was_given_up_is_reset_before_it_is_used_again() -> None:
         assert inbox.next(Connected).info.incarnation not in (first, connected.info.incarnation)
 
 
-def test_closing_ends_the_stream_whatever_the_link_is_doing() -> None:
-    with linked(free_address()) as (_, inbox):
+def test_closing_ends_the_stream_whatever_the_link_is_doing(tmp_path: Path) -> None:
+    with linked(f"unix:{tmp_path}/none") as (_, inbox):
         inbox.next(Disconnected)
     with running_worker(options=SimulationOptions(step_ms=1000)) as worker:
         with linked(worker.address) as (link, inbox):
@@ -361,4 +354,4 @@ def test_closing_ends_the_stream_whatever_the_link_is_doing() -> None:
         silent.listen()
         with linked(f"127.0.0.1:{silent.getsockname()[1]}"):
             silent.accept()[0].close()
-    GrpcWorkerLink(free_address()).close()
+    GrpcWorkerLink(f"unix:{tmp_path}/none").close()
