@@ -12,7 +12,7 @@ from nanoserve import errors
 from nanoserve.access import Access
 from nanoserve.channel import DEFAULT_ADDRESS
 from nanoserve.output import Chunk, Completion, chunk_from, completion_from
-from nanoserve.request import GenerateOptions, build_request
+from nanoserve.request import GenerateOptions, build_request, check_timeout
 from nanoserve.status import ServerStatus, status_from
 from nanoserve.status_watch import StatusWatch
 from nanoserve.v1 import inference_pb2 as pb
@@ -55,6 +55,7 @@ class Client:
         server's limit. Returns at once; what the server refuses is raised on
         iteration. Raises TypeError and ValueError for what cannot be sent.
         """
+        check_timeout(timeout)
         request = build_request(prompt, options)
         return Generation(
             self._stub.Generate(request, timeout=timeout, metadata=self._metadata),
@@ -70,7 +71,9 @@ class Client:
         timeout: float | None = 10,
     ) -> ServerStatus:
         """What the server serves and how loaded it is, and on request the running rows, who
-        holds each block, and latencies. Raises NanoserveError."""
+        holds each block, and latencies. Raises NanoserveError, and ValueError for a timeout that
+        cannot be sent."""
+        check_timeout(timeout)
         request = pb.GetStatusRequest(
             include_rows=rows, include_block_map=block_map, include_latencies=latencies
         )

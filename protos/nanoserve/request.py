@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import reprlib
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, cast
@@ -34,6 +35,8 @@ class GenerateOptions(TypedDict, total=False):
     include_special_tokens: bool  # show special tokens in the text
 
 
+# Seconds. gRPC takes what it cannot count, infinity among it, for a deadline that has passed.
+LONGEST_TIMEOUT = 1e9
 _SCALARS = ("max_tokens", "temperature", "seed", "ignore_eos", "include_special_tokens")
 
 
@@ -41,14 +44,15 @@ def build_request(prompt: str | None, options: GenerateOptions) -> pb.GenerateRe
     """The request for `prompt` (text) or the prompt in `options`.
 
     Raises TypeError for an unknown option, a wrong type, or not exactly one prompt,
-    and ValueError for a number that the wire cannot carry. What is merely out of
+    and ValueError for a number or text that the wire cannot carry. What is merely out of
     range goes to the server, which names the limit.
     """
     values = cast(dict[str, Any], options)
     unknown = values.keys() - GenerateOptions.__annotations__.keys()
     if unknown:
         raise TypeError(f"unknown options of generate: {', '.join(sorted(unknown))}")
-    request = pb.GenerateRequest(request_id=values.get("request_id") or uuid.uuid4().hex)
+    request = pb.GenerateRequest()
+    _set(request, "request_id", values.get("request_id") or uuid.uuid4().hex)
     _set_prompt(request, prompt, options)
     for name in _SCALARS:
         if (value := values.get(name)) is not None:
@@ -57,6 +61,15 @@ def build_request(prompt: str | None, options: GenerateOptions) -> pb.GenerateRe
     _extend(request.stop, "stop", [stop] if isinstance(stop, str) else stop)
     _extend(request.stop_token_ids, "stop_token_ids", options.get("stop_token_ids") or ())
     return request
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raises ValueError for seconds that gRPC cannot count."""
+    if timeout is not None and not timeout < LONGEST_TIMEOUT:  # NaN fails this
+        raise ValueError(
+            f"timeout = {timeout!r} cannot be sent: must be below {LONGEST_TIMEOUT:g} seconds; "
+            "leave it out for the server's limit"
+        )
 
 
 def _set_prompt(request: pb.GenerateRequest, prompt: str | None, options: GenerateOptions) -> None:
@@ -87,17 +100,25 @@ def _chat_message(index: int, message: Mapping[str, Any]) -> pb.ChatMessage:
         return pb.ChatMessage(role=message["role"], content=message["content"])
     except TypeError as error:
         raise TypeError(f"messages[{index}]: role and content must be str: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"messages[{index}] cannot be sent: {error}") from None
 
 
 def _set(request: pb.GenerateRequest, name: str, value: Any) -> None:
     try:
         setattr(request, name, value)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{name} = {value!r} cannot be sent: {error}") from None
+        raise _unsendable(f"{name} = {reprlib.repr(value)}", error) from None
 
 
 def _extend(target: Any, name: str, values: Sequence[Any]) -> None:
     try:
         target.extend(values)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{name} cannot be sent: {error}") from None
+        raise _unsendable(name, error) from None
+
+
+def _unsendable(what: str, error: TypeError | ValueError) -> TypeError | ValueError:
+    """Not of `error`'s own type: a UnicodeEncodeError is not made of a message."""
+    kind = TypeError if isinstance(error, TypeError) else ValueError
+    return kind(f"{what} cannot be sent: {error}")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
+from nanoserve import Client
 from nanoserve.channel import channel_options, is_local
 from nanoserve.errors import from_rpc
-from nanoserve.request import GenerateOptions, build_request
+from nanoserve.request import GenerateOptions, build_request, check_timeout
 from nanoserve.v1 import inference_pb2 as pb
 
 
@@ -91,6 +93,15 @@ def test_a_token_id_outside_any_vocabulary_is_sent_as_it_is(token_id: int) -> No
         (None, {"token_ids": [1.5]}, TypeError, "float"),
         (None, {"messages": [{"role": "user"}]}, TypeError, r"messages\[0\] must have role and"),
         (None, {"messages": [{"role": "user", "content": 1}]}, TypeError, r"messages\[0\]"),
+        # What Python makes of an argument that is no UTF-8.
+        ("a\udcff", {}, ValueError, r"^text = 'a\\udcff' cannot be sent: 'utf-8' codec"),
+        ("\udcff" * 999, {}, ValueError, r"^text = .{0,90} cannot be sent"),
+        ("a", {"request_id": "\udcff"}, ValueError, "^request_id = "),
+        ("a", {"stop": ["\udcff"]}, ValueError, "^stop cannot be sent: 'utf-8' codec"),
+        (
+            *(None, {"messages": [{"role": "user", "content": "\udcff"}]}, ValueError),
+            r"^messages\[0\] cannot be sent: 'utf-8' codec",
+        ),
     ],
 )
 def test_what_cannot_be_sent_is_refused_by_name(
@@ -98,6 +109,19 @@ def test_what_cannot_be_sent_is_refused_by_name(
 ) -> None:
     with pytest.raises(error, match=message):
         build_request(prompt, options)
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), float("inf"), 1e9])
+def test_a_timeout_that_grpc_takes_for_one_that_has_passed_is_refused(timeout: float) -> None:
+    with Client("127.0.0.1:1") as client:
+        for call in (partial(client.generate, "a"), client.status):
+            with pytest.raises(ValueError, match=f"^timeout = {timeout} cannot be sent: must be"):
+                call(timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", [None, 0, -1.0, 9e8])
+def test_other_timeouts_are_for_grpc_to_keep(timeout: float | None) -> None:
+    check_timeout(timeout)
 
 
 @pytest.mark.parametrize(
