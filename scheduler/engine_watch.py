@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -50,7 +50,15 @@ class EngineWatch:
 
 
 def end_process(still: float) -> NoReturn:
-    """Exit status 1, with the stack of every thread in the log: one of them says why."""
-    log.critical("the engine's loop has stood for %g s: exit", still)
-    faulthandler.dump_traceback(file=sys.stderr)
+    """Exit status 1, with the stack of every thread in the log: one of them says why. Through
+    the log, which waits for a reader that hangs too for a bounded time only."""
+    log.critical("the engine's loop has stood for %g s: exit\n%s", still, _stacks())
     os._exit(1)
+
+
+def _stacks() -> str:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "".join(
+        f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in sys._current_frames().items()
+    )
