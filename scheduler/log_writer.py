@@ -28,9 +28,14 @@ class BackgroundHandler(logging.Handler):
         self._changed = threading.Condition()
         threading.Thread(target=self._run, name="log", daemon=True).start()
 
-    def createLock(self) -> None:
-        """None is needed, and one would make others wait for a flush."""
-        self.lock = None
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Without the handler's lock, which would make others wait for a flush. (A handler that has
+        none is no way out: from Python 3.13 on logging takes the lock unasked.)"""
+        kept = self.filter(record)
+        if kept:
+            # From Python 3.12 on a filter may give another record.
+            self.emit(kept if isinstance(kept, logging.LogRecord) else record)
+        return bool(kept)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

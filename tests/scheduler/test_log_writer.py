@@ -94,6 +94,13 @@ def test_a_reader_that_stands_still_costs_lines_and_no_time_and_is_told_how_many
     assert log.read_until("on again") == ["INFO on again"]
 
 
+def test_lines_are_written_whoever_holds_the_handlers_lock(make):
+    log = make(10)
+    with log.handler.lock:  # as newer Pythons do, for as long as a line is handed over
+        threading.Thread(target=log.logger.info, args=("x",)).start()
+        assert log.read_until("x") == ["INFO x"]
+
+
 def test_a_reader_that_is_gone_harms_nobody(make):
     log = make(10)
     os.close(log.read_end)
