@@ -13,8 +13,9 @@ SCHEDULER_ARGS ?=
 # Of a soak's faults and requests; empty draws one.
 SEED ?=
 PYTEST_ARGS ?=
-# Test processes. Each may hold a model in memory.
-JOBS ?= 2
+# Test processes: more than two cores are busy with, since tests wait for much. Each may hold a
+# model in memory.
+JOBS ?= 3
 
 # Given to the shell by the environment, as typed: make would expand its dollars and the
 # shell its quotes.
@@ -70,9 +71,9 @@ top: $(INSTALLED) $(STUBS) ## Watch the server at LISTEN at work: rates, rows, b
 	@$(BIN)/nanoserve top --address $(LISTEN) $(ARGS)
 
 test: $(INSTALLED) $(STUBS) ## Run the tests, with the default model
-	@$(BIN)/python -m deploy.model.fetch >/dev/null
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
-		$(PYTEST_ARGS)
+	@$(BIN)/python -m deploy.model.fetch >/dev/null & \
+		$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+		$(PYTEST_ARGS); status=$$?; wait; exit $$status
 
 test-containers: $(INSTALLED) $(STUBS) ## Build the images and test the deployment (root, Docker)
 	@TEST_CONTAINERS=1 $(BIN)/python -m pytest tests/end_to_end/containers \

@@ -18,12 +18,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["no_proxy"] = os.environ["NO_PROXY"] = "localhost,127.0.0.1,::1"
 
 
-# Files that take from ten seconds to minutes: begun first, so that when all others are done no
-# process has one of them before it and the others have nothing.
+# Files that take from ten seconds to minutes: begun first, so that no process is left alone with
+# one of them. Before all others those that do not wait for the default model to be fetched.
 _LONGEST = (
-    "end_to_end/test_neighbours.py",
     "kernels/test_compiled_kernels.py",
     "kernels/test_interpreted_kernels.py",
+    "end_to_end/test_neighbours.py",
     "worker/model/test_llama_smollm2.py",
     "end_to_end/test_worker_faults.py",
     "scheduler/core/test_random_load.py",

@@ -110,7 +110,7 @@ def test_a_tiny_llamas_tokens_are_the_same_alone_and_in_any_batch(tmp_path: Path
     assert min(preemptions[1:]) > 0, "the small pools must have preempted"
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)  # a quarter of that, but for other work on the cores
 def test_smollm2s_tokens_are_the_same_alone_and_in_any_batch() -> None:
     works = some_work(32, vocab_size=49152, longest_prompt=40, longest_output=12)
     expected: list[tuple[int, ...]] = []
@@ -120,7 +120,7 @@ def test_smollm2s_tokens_are_the_same_alone_and_in_any_batch() -> None:
         scheduler = ("--pipeline-depth", str(depth), "--max-step-tokens", str(chunk))
         with running(model=fetch(), worker=worker, scheduler=scheduler) as servers:
             expected = expected or alone(servers.address, works)
-            for batch in (5, 32) if depth == 1 else (32,):
+            for batch in (9, 32) if depth == 1 else (32,):
                 last = assert_same_together(servers.address, works, expected, batch)
             preemptions.append(last)
     assert [work.max_tokens for work in works] == [len(output) for output in expected]
