@@ -18,7 +18,7 @@ from deploy.model.random_llama import SHAPES, main, tensor_shapes, write_byte_to
 from tests.tiny_llama import tiny_llama
 
 # The first use gets and converts the default model.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).resolve().parents[2]
 

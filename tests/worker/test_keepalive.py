@@ -53,7 +53,6 @@ def silent_call(server_options: Options) -> str:
         server.stop(0).wait()
 
 
-@pytest.mark.timeout(60)
 def test_our_server_options_let_a_silent_stream_live_and_default_ones_do_not() -> None:
     ours = replaced(SERVER_OPTIONS, min_interval_ms=PING_MS // 2)
     ignored = [

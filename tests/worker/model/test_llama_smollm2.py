@@ -11,7 +11,7 @@ from tests.player import Player, greedy, load_llama
 from worker.model.llama import Llama
 
 # The first use gets and converts the model, and cores are shared.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 QUESTIONS = (
     "What is the capital of France?",
