@@ -174,7 +174,7 @@ def test_a_dump_of_a_worker_whose_rows_share_blocks_replays_to_the_same_crash(
 
     async def load(address: str) -> None:
         async with AsyncClient(address) as client:
-            # All at once: rows are full to the end, and the last request is the one that crashes it.
+            # All at once: rows are full to the end, and the last request is the poisonous one.
             calls = [asyncio.create_task(one(client, work)) for work in works]
             await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
             while (await client.status()).steps < 150:

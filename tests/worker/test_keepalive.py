@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
 import grpc
-import pytest
 
 from scheduler.link.channel_options import CHANNEL_OPTIONS
 from worker.server_options import SERVER_OPTIONS
