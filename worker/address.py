@@ -83,11 +83,16 @@ class ListenAddress:
         if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
             raise OSError(f"cannot listen on {self.text}: the file exists and is no socket")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
             try:
                 probe.connect(self.path)
             except ConnectionRefusedError:
                 os.unlink(self.path)
                 return
+            except BlockingIOError:
+                pass  # whoever listens there takes no more connections
+            except OSError as error:
+                raise OSError(f"cannot listen on {self.text}: {error.strerror}") from error
         raise OSError(f"cannot listen on {self.text}: another process listens there")
 
 

@@ -36,11 +36,17 @@ def clear_unix_path(address: str) -> None:
     if not stat.S_ISSOCK(os.lstat(path).st_mode):
         raise AddressError(f"{address}: the path exists and is not a socket")
     with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
         try:
             probe.connect(path)
         except ConnectionRefusedError:
             os.unlink(path)
             return
+        except BlockingIOError:
+            pass  # whoever listens there takes no more connections
+        except OSError as error:
+            why = error.strerror
+            raise AddressError(f"{address}: the socket there cannot be tried: {why}") from error
     raise AddressError(f"{address}: another server listens there")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from pathlib import Path
 
 import pytest
@@ -50,3 +52,26 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="the file exists and is no socket"):
         ListenAddress(f"unix:{path}").check_free()
     assert path.read_text() == "keep"
+
+
+def test_a_socket_of_another_kind_is_left_alone(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(str(tmp_path / "socket"))
+        text = f"unix:{tmp_path}/socket"
+        with pytest.raises(OSError, match=f"cannot listen on {text}: Protocol wrong type"):
+            ListenAddress(text).check_free()
+
+
+def test_a_server_that_takes_no_more_connections_is_not_waited_for(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    with contextlib.ExitStack() as sockets:
+        server = sockets.enter_context(socket.socket(socket.AF_UNIX))
+        server.bind(path)
+        server.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                client = sockets.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(path)
+        with pytest.raises(OSError, match="another process listens there"):
+            ListenAddress(f"unix:{path}").check_free()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from nanoserve.v1 import inference_pb2, inference_pb2_grpc
 from nanoserve.v1.inference_pb2 import GenerateRequest, TokenIds
-from scheduler.api.address import AddressError, check_address
+from scheduler.api.address import AddressError, check_address, clear_unix_path
 from scheduler.api.server import ApiServer, ServerConfig
 from scheduler.api.service import ServedModel
 from tests.scheduler.api.scripted_engine import ScriptedEngine
@@ -105,6 +106,24 @@ async def test_a_unix_socket_is_served_not_taken_from_another_and_taken_over_fro
     with pytest.raises(AddressError, match="is not a socket"):
         await started(address)
     assert path.read_text() == "mine"
+
+
+def test_a_unix_socket_that_cannot_be_tried_or_takes_nobody_is_refused_at_once(tmp_path: Path):
+    with contextlib.ExitStack() as sockets:
+        other = sockets.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        other.bind(f"{tmp_path}/other")
+        with pytest.raises(AddressError, match="/other: the socket there cannot be tried: Proto"):
+            clear_unix_path(f"unix:{tmp_path}/other")
+        full = sockets.enter_context(socket.socket(socket.AF_UNIX))
+        full.bind(f"{tmp_path}/full")
+        full.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                client = sockets.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(f"{tmp_path}/full")
+        with pytest.raises(AddressError, match="another server listens there"):
+            clear_unix_path(f"unix:{tmp_path}/full")
 
 
 async def test_a_drain_lets_running_calls_finish_and_refuses_new_ones(serve):
