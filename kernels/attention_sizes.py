@@ -9,13 +9,16 @@ FEW, MANY = 4, 32
 # the bytes that it reads at a position, if its queries leave room for more K/V heads than one.
 QUERY_ROWS, LINE_BYTES = 16, 256
 # Sequences from which on a decode program takes several K/V heads. A head's sums are the same: it
-# has rows of its own, and zeros beside them.
+# has rows of its own, and zeros beside them. (tests/kernels/sum_order.py reads that from what is
+# compiled for an H200.)
 PACK_FROM = 16
 
 
 def packed_heads(sequences: int, kv_heads: int, group: int, head_dim: int) -> int:
     """K/V heads of `group` query heads each that a decode program takes."""
-    if sequences < PACK_FROM or head_dim & (head_dim - 1):
+    # A head no wider than there are queries would have its positions divided among warps in another
+    # way than several have.
+    if sequences < PACK_FROM or head_dim <= QUERY_ROWS or head_dim & (head_dim - 1):
         return 1
     count = 1
     while (

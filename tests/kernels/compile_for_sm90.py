@@ -3,7 +3,8 @@ test_compiled_kernels.py in a process of its own.
 
 The launchers are called with their kernels' `run` replaced, so that shapes, tiles and warps are
 theirs. Prints one line per compiled kernel: name, type, head_dim if it has one, bytes of shared
-memory. Needs no GPU.
+memory; and one per head_dim of which decode attention takes several heads to a program, once it is
+sure that these add as one alone does. Needs no GPU.
 """
 
 import importlib
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, CompiledKernel
 
 import kernels
 from kernels import invariant_ops, triton_ops
@@ -25,6 +26,7 @@ from kernels.attention_sizes import PACK_FROM
 from kernels.gemv import gemv
 from kernels.invariant_product import invariant_product
 from kernels.shapes import TRITON_HEAD_DIMS
+from tests.kernels.sum_order import SumOrder, sum_order
 
 SHARED_MEMORY = 227 * 1024
 OPTIONS = ("num_warps", "num_stages", "launch_pdl")
@@ -137,8 +139,7 @@ def _divides(parameter: Any, argument: object) -> bool:
     return isinstance(argument, torch.Tensor)
 
 
-def compile_one(kernel: triton.JITFunction, arguments: tuple, keywords: dict) -> int:
-    """Bytes of shared memory."""
+def compile_one(kernel: triton.JITFunction, arguments: tuple, keywords: dict) -> CompiledKernel:
     if "PDL" in keywords:  # as on a Hopper card
         keywords = keywords | {"PDL": True, "launch_pdl": True}
     options = {name: value for name, value in keywords.items() if name in OPTIONS}
@@ -157,7 +158,16 @@ def compile_one(kernel: triton.JITFunction, arguments: tuple, keywords: dict) ->
     assert ".target sm_90a" in compiled.asm["ptx"]
     assert len(compiled.asm["cubin"]) > 0
     assert compiled.metadata.shared <= SHARED_MEMORY, compiled.metadata.shared
-    return compiled.metadata.shared
+    return compiled
+
+
+def check_chains(order: SumOrder, dtype: str, keywords: dict) -> None:
+    """Each score and each value is one chain of products over its whole tile. What lies beside a
+    head's own columns is zeros, and where that begins is a whole number of steps away."""
+    depth = 16 if dtype == "bf16" else 1  # of a step
+    chains = {keywords["BLOCK_D"] // depth, keywords["TILE"] // depth}
+    assert order.chains - {1} == chains - {1}, (keywords, order.chains)
+    assert keywords["PACKED"] == 1 or keywords["HEAD_DIM"] % depth == 0, keywords
 
 
 def main() -> None:
@@ -165,10 +175,17 @@ def main() -> None:
     recorded = launches(found)
     if missing := set(found) - {name for name, _, _ in recorded}:
         sys.exit(f"no launch of {sorted(missing)}")
+    alone: dict[tuple[str, int], SumOrder] = {}  # decode attention with one head to a program
     for name, arguments, keywords in recorded:
-        shared = compile_one(found[name], arguments, keywords)
-        dtype = type_of(arguments[0]).removeprefix("*")
-        print(name, dtype, keywords.get("HEAD_DIM", ""), f"{shared} bytes of shared memory")
+        compiled = compile_one(found[name], arguments, keywords)
+        dtype, head_dim = type_of(arguments[0]).removeprefix("*"), keywords.get("HEAD_DIM", "")
+        print(name, dtype, head_dim, f"{compiled.metadata.shared} bytes of shared memory")
+        if name == "decode_kernel":
+            order = sum_order(compiled.asm["ptx"])
+            check_chains(order, dtype, keywords)
+            assert alone.setdefault((dtype, head_dim), order).softmax == order.softmax, order
+            if keywords["PACKED"] > 1:
+                print(name, dtype, head_dim, f"adds alike, {keywords['PACKED']} heads or one")
 
 
 if __name__ == "__main__":
