@@ -15,6 +15,7 @@ from scheduler.core.acceptance import accept
 from scheduler.core.admission import refusal, request_for
 from scheduler.core.config import EngineConfig
 from scheduler.core.continuous_batching import ContinuousBatching
+from scheduler.core.engine_status import take_status
 from scheduler.core.finish import end_batch, finish, release_held
 from scheduler.core.front_end import (
     Abort,
@@ -28,7 +29,7 @@ from scheduler.core.front_end import (
     Submission,
 )
 from scheduler.core.incarnation import Incarnation, begin, carry_over
-from scheduler.core.inquest import Inquest
+from scheduler.core.inquest import HUNG_SHARE, Inquest
 from scheduler.core.outbox import Outbox
 from scheduler.core.policy import Policy
 from scheduler.core.presence import Presence
@@ -206,9 +207,7 @@ class Engine:
             case Connected():
                 self._on_connected(message)
             case Disconnected():
-                self._presence.away(message.reason, self._clock())
-                if message.step_failed:
-                    self._inquest.said()
+                self._on_disconnected(message)
             case StepRefused():
                 self._on_refused(message)
             case _Drain():
@@ -336,10 +335,21 @@ class Engine:
         self._presence.connected()
         if connected.resumed and old is not None:
             old.window.resumed(self._clock())
+            self._inquest.resumed()
             return
         self.worker = begin(info, self.config, self._policy, self.statistics)
         if old is not None:
             self._recover(old, self.worker, self._clock())
+
+    def _on_disconnected(self, disconnected: Disconnected) -> None:
+        now = self._clock()
+        if disconnected.step_failed:
+            self._inquest.said()
+        elif self.worker is not None and self._presence.is_connected:
+            timeout = self.config.step_timeout_on(self.worker.info.device)
+            if self.worker.window.overdue(now, HUNG_SHARE * timeout):
+                self._inquest.hung()
+        self._presence.away(disconnected.reason, now)
 
     def _recover(self, old: Incarnation, new: Incarnation, now: float) -> None:
         """Takes over the requests of a lost incarnation, to be recomputed."""
@@ -366,6 +376,7 @@ class Engine:
             reason = f"it did not answer step {step.step_id} for {timeout:g} s"
             log.error("giving up the worker: %s", reason)
             self._presence.away(reason, now)
+            self._inquest.hung()
             self._link.give_up()
         if worker.ledger.num_requests and (reason := self._presence.turns_away(now)):
             self._fail_all(f"as {reason}")
@@ -375,29 +386,6 @@ class Engine:
         return self._stopped or self._drain_deadline is not None
 
     def _take_status(self) -> EngineStatus:
-        worker, totals, now = self.worker, self.totals, self._clock()
+        now = self._clock()
         reason = DRAINING if self._closing else self._presence.why_not_ready(now)
-        waiting = len(worker.ledger.waiting) if worker else 0
-        return EngineStatus(
-            ready=not reason,
-            reason=reason,
-            limits=worker.limits if worker else None,
-            worker_incarnation=worker.info.incarnation if worker else 0,
-            worker_device=worker.info.device if worker else "",
-            running=worker.ledger.num_running if worker else 0,
-            waiting=waiting,
-            free_blocks=worker.ledger.allocator.num_free if worker else 0,
-            steps_in_flight=len(worker.window) if worker else 0,
-            steps=totals.steps,
-            prompt_tokens=totals.prompt_tokens,
-            output_tokens=totals.output_tokens,
-            discarded_tokens=totals.discarded_tokens,
-            preemptions=totals.preemptions,
-            recomputed_tokens=totals.recomputed_tokens,
-            worker_restarts=totals.worker_restarts,
-            loop_turned_at=now,
-            expected_wait=self._queue_wait.expected(waiting, now),
-            cached_blocks=worker.ledger.allocator.num_cached if worker else 0,
-            prefix_queries=totals.prefix_queries,
-            prefix_hits=totals.prefix_hits,
-        )
+        return take_status(self.worker, self.totals, self._queue_wait, reason, now)

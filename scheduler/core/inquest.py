@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from scheduler.core.request import Request
 from scheduler.core.window import Window
 
+# A step hung if it had no answer for this share of the step timeout, which is far beyond what any
+# takes, when its worker was gone. (One that ends itself for it does so before the whole of it.)
+HUNG_SHARE = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -24,6 +28,7 @@ class Inquest:
     def __init__(self) -> None:
         self._refused = False
         self._said = False
+        self._hung = False
 
     def refused(self) -> None:
         """It refused a step, and the request at fault is found: others are not to blame."""
@@ -33,10 +38,18 @@ class Inquest:
         """It said that a step failed, before it ended."""
         self._said = True
 
+    def hung(self) -> None:
+        """It was lost, or given up, while a step hung."""
+        self._hung = True
+
+    def resumed(self) -> None:
+        """It is the same one, and goes on."""
+        self._hung = False
+
     def hold(self, window: Window) -> Finding:
         """Notes the loss on the requests that were in flight, whose tokens must be up to date."""
-        refused, said = self._refused, self._said
-        self._refused = self._said = False
+        refused, said, hung = self._refused, self._said, self._hung
+        self._refused = self._said = self._hung = False
         if refused:
             return Finding(None, counts=False)
         concerned = {request for step in window.steps for request in step.all_requests}
@@ -48,10 +61,11 @@ class Inquest:
         (suspect,) = suspects
         if said:
             return Finding(suspect, counts=True)
-        suspect.suspicion.lost_alone(_in_flight(window))
+        first = suspect.suspicion.alone == 0
+        suspect.suspicion.lost_alone(_in_flight(window), hung=hung)
         if suspect.suspicion.is_proven:
             return Finding(suspect, counts=True)
-        return Finding(None, counts=suspect.suspicion.alone == 1)
+        return Finding(None, counts=first)
 
 
 def _in_flight(window: Window) -> range:

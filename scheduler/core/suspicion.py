@@ -13,12 +13,14 @@ tell which of the two it was. So:
   (worker.proto, Execute), as a kill from outside cannot make it.
 - If it ended without a word (out of memory, a fault in native code, hung, or from outside), a
   suspect that was alone is blamed at the fourth such loss in a row that one place of its
-  computation explains, or at the sixth, wherever they came.
+  computation explains, or at the sixth, wherever they came. One of a worker that hung counts as
+  two: it takes a whole step timeout, and few things from outside make it stand still so long.
 
-So a request that crashes the worker is blamed after 3 losses in a row, after 6 without a word, and
-after 8 at most. One that makes TOKENS_TO_CLEAR tokens or more between crashes is not blamed: all
-others get on as well, and it ends with its last token. Losses from outside fail a request only if,
-after two without those tokens, four in a row meet it alone at one place, or six anywhere.
+So a request that crashes the worker is blamed after 3 losses in a row, one that hangs it after 4,
+one that ends it without a word after 6, and any after 8. One that makes TOKENS_TO_CLEAR tokens or
+more between crashes is not blamed: all others get on as well, and it ends with its last token.
+Losses from outside fail a request only if, after two without those tokens, four in a row meet it
+alone at one place, or six anywhere.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ class Suspicion:
 
     losses: int = 0  # in a row
     tokens: int = 0  # at the last of them
-    alone: int = 0  # of them, those that met it as a suspect, alone, without a word
-    at_place: int = 0  # the last of these, in a row, that one place explains
+    # What those count that met it as a suspect, alone, without a word: 1, or 2 for a hang.
+    alone: int = 0
+    at_place: int = 0  # likewise the last of these, in a row, that one place explains
     place: range = range(0)  # where that may be: positions that were in flight at all of them
 
     def is_cleared_by(self, tokens: int) -> bool:
@@ -54,12 +57,13 @@ class Suspicion:
         self.losses += 1
         self.tokens = tokens
 
-    def lost_alone(self, in_flight: range) -> None:
+    def lost_alone(self, in_flight: range, *, hung: bool) -> None:
         """That loss came without a word while these positions of the suspect alone were."""
-        self.alone += 1
+        weight = 2 if hung else 1
+        self.alone += weight
         both = range(max(self.place.start, in_flight.start), min(self.place.stop, in_flight.stop))
         again = self.at_place > 0 and len(both) > 0
-        self.at_place = self.at_place + 1 if again else 1
+        self.at_place = self.at_place + weight if again else weight
         self.place = both if again else in_flight
 
     @property

@@ -29,7 +29,7 @@ def restart_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "losses"),
-    [(("--crash-tokens",), 3), (("--step-timeout", "0.5", "--hang-tokens"), 6)],
+    [(("--crash-tokens",), 3), (("--step-timeout", "1", "--hang-tokens"), 4)],
     ids=["crash", "hang"],
 )
 def test_a_poisonous_request_fails_alone_and_the_others_get_their_tokens(
@@ -39,7 +39,11 @@ def test_a_poisonous_request_fails_alone_and_the_others_get_their_tokens(
     # Nobody else's output may turn poisonous.
     worker = ("--vocab-size", str(VOCAB), "--avoid-tokens", str(POISON), "--step-ms", "5")
     with (
-        supervised(simulate=True, worker=(*worker, *fault, str(POISON))) as servers,
+        supervised(
+            simulate=True,
+            worker=(*worker, *fault, str(POISON)),
+            scheduler=("--step-timeout", "3"),
+        ) as servers,
         Client(servers.address) as client,
     ):
         prompts = [[i, 7, i] for i in range(6)]

@@ -11,18 +11,20 @@ from scheduler.core.worker_link import Disconnected, StepPlan, StepRefused
 from tests.scheduler.core.fake_worker import FakeWorker, expected_tokens
 from tests.scheduler.core.harness import Harness
 
-WORDS = [pytest.param(True, 3, id="said"), pytest.param(False, 6, id="without a word")]
+HALF = 225.0  # seconds: of the step timeout on a CPU
+WAYS = [("said", 3), ("hung", 4), ("silent", 6)]
 
 
-def lose(harness: Harness, *, said: bool = False) -> None:
+def lose(harness: Harness, how: str = "silent") -> None:
     """The worker, and whatever it owes."""
-    if said:
-        harness.engine.post(Disconnected("a step failed", step_failed=True))
+    if how == "hung":
+        harness.now += HALF + 1
+    harness.engine.post(Disconnected("gone", step_failed=how == "said"))
     harness.worker.restart()
 
 
 def run_with_poison(
-    harness: Harness, crashes_in: Callable[[StepPlan, list[str]], bool], *, said: bool
+    harness: Harness, crashes_in: Callable[[StepPlan, list[str]], bool], how: str
 ) -> int:
     """Until all have ended; the worker crashes in the steps of which `crashes_in` is true, given
     their requests. Returns the crashes."""
@@ -36,7 +38,7 @@ def run_with_poison(
         oldest = len(worker.log) - len(worker.unanswered)
         if crashes_in(worker.log[oldest], worker.step_requests[oldest]):
             crashes += 1
-            lose(harness, said=said)
+            lose(harness, how)
         else:
             worker.answer()
     raise AssertionError("the engine did not come to rest")
@@ -56,15 +58,15 @@ def assert_right(harness: Harness, handle: int, prompt: list[int], count: int) -
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("budget", [4, 64])
-@pytest.mark.parametrize(("said", "losses"), WORDS)
+@pytest.mark.parametrize(("how", "losses"), WAYS)
 def test_one_poisonous_request_fails_and_every_other_gets_its_tokens(
-    depth: int, budget: int, said: bool, losses: int
+    depth: int, budget: int, how: str, losses: int
 ) -> None:
     worker = FakeWorker(max_rows=4, max_step_tokens=budget, num_blocks=24)
     harness = Harness(worker, pipeline_depth=depth)
     prompts = [[i, *range(i)] for i in range(1, 9)]
     handles = [harness.submit(prompt, 6) for prompt in prompts]
-    crashes = run_with_poison(harness, lambda _, names: "r3" in names, said=said)
+    crashes = run_with_poison(harness, lambda _, names: "r3" in names, how)
     assert crashes == losses
     assert_blamed(harness, handles.pop(2), losses)
     prompts.pop(2)
@@ -73,8 +75,8 @@ def test_one_poisonous_request_fails_and_every_other_gets_its_tokens(
     harness.assert_pool_is_whole()
 
 
-@pytest.mark.parametrize(("said", "losses"), WORDS)
-def test_a_request_that_turns_poisonous_late_is_found_too(said: bool, losses: int) -> None:
+@pytest.mark.parametrize(("how", "losses"), WAYS)
+def test_a_request_that_turns_poisonous_late_is_found_too(how: str, losses: int) -> None:
     """It crashes the worker once it has made five tokens: a recompute runs in chunks, and an
     answered chunk clears nobody."""
     worker = FakeWorker(max_rows=4, max_step_tokens=4, max_model_len=64)
@@ -85,16 +87,16 @@ def test_a_request_that_turns_poisonous_late_is_found_too(said: bool, losses: in
     def crashes_in(plan: StepPlan, names: list[str]) -> bool:
         return "r2" in names and plan.context_lens[names.index("r2")] > 5 + 5 - 1
 
-    assert run_with_poison(harness, crashes_in, said=said) == losses
+    assert run_with_poison(harness, crashes_in, how) == losses
     assert_blamed(harness, handles[1], losses)
     assert harness.front_end.tokens[handles[1]] == expected_tokens(prompts[1], 12)[:5]
     assert_right(harness, handles[0], prompts[0], 12)
     assert_right(harness, handles[2], prompts[2], 12)
 
 
-@pytest.mark.parametrize(("said", "losses"), [(True, 3), (False, 8)])
+@pytest.mark.parametrize(("how", "losses"), [("said", 3), ("hung", 5), ("silent", 8)])
 def test_a_request_that_crashes_in_decode_only_is_found_though_it_makes_tokens(
-    said: bool, losses: int
+    how: str, losses: int
 ) -> None:
     """One with each recompute, so that its crashes never come at the same place."""
     harness = Harness(FakeWorker(max_rows=4), pipeline_depth=1)
@@ -104,7 +106,7 @@ def test_a_request_that_crashes_in_decode_only_is_found_though_it_makes_tokens(
         rows = [new.request_id for new in plan.new_rows]
         return "r2" in names and "r2" not in rows
 
-    assert run_with_poison(harness, crashes_in, said=said) == losses
+    assert run_with_poison(harness, crashes_in, how) == losses
     assert_blamed(harness, handles[1], losses)
     assert_right(harness, handles[0], [1, 1], 20)
     assert_right(harness, handles[2], [3, 3], 20)
@@ -121,7 +123,7 @@ def test_a_request_whose_crashes_leave_time_for_two_tokens_gets_all_of_them() ->
         fresh = 0 if any(new.request_id == "r2" for new in plan.new_rows) else fresh + 1
         return "r2" in names and fresh == 2
 
-    assert run_with_poison(harness, crashes_in, said=True) == 9
+    assert run_with_poison(harness, crashes_in, "said") == 9
     for i, handle in enumerate(handles, 1):
         assert_right(harness, handle, [i, i], 20)
 
@@ -236,7 +238,7 @@ def test_a_step_that_failed_beside_others_is_nobodys_fault_yet() -> None:
     handles = [harness.submit([i, i], 4) for i in range(3)]
     harness.turn()
     for _ in range(2):
-        lose(harness, said=True)
+        lose(harness, "said")
         harness.turn()
     assert harness.front_end.ends == {}
     harness.run()
@@ -259,8 +261,8 @@ def test_what_one_worker_said_is_not_held_against_the_next_ones_request() -> Non
     harness = Harness(FakeWorker(max_rows=4), pipeline_depth=1)
     handle = harness.submit([1, 1], 4)
     harness.turn()
-    for said in (False, True, False):
-        lose(harness, said=said)
+    for how in ("silent", "said", "silent"):
+        lose(harness, how)
         harness.turn()
     harness.run()
     assert_right(harness, handle, [1, 1], 4)
@@ -276,18 +278,49 @@ def test_cut_links_are_no_losses() -> None:
     assert_right(harness, handles[0], LONG, 4)
 
 
-def test_a_worker_that_stands_still_three_times_under_a_suspect_alone_is_a_pause() -> None:
-    """As one that is stopped and resumed, which the scheduler gives up and resets."""
-    harness, handles = alone([[1, 1], [2, 2]])
-    for given_up in (1, 2, 3):
-        harness.now += 10_000
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_worker_that_stands_still_once_and_is_killed_once_under_a_suspect_is_a_pause(
+    given_up: bool,
+) -> None:
+    """Whether it ends itself for that or the scheduler gives it up. One more kill is too many."""
+    harness, handles = alone([[1, 1]])
+    lose_after(harness, 0)
+    harness.now += 2 * HALF + 1 if given_up else HALF + 1
+    if given_up:
         harness.turn()
-        assert harness.worker.given_up == given_up
+    assert harness.worker.given_up == given_up
+    lose_after(harness, 0)
+    assert harness.front_end.ends == {}
+    lose_after(harness, 0)
+    assert_blamed(harness, handles[0], 5)
+
+
+def test_a_link_that_stands_still_and_is_resumed_is_no_hang() -> None:
+    harness, handles = alone([[1, 1]])
+    for _ in range(3):
+        harness.now += HALF + 1
+        harness.engine.post(Disconnected("cut"))
+        harness.worker.connect(resumed=True)
+        harness.turn()
         lose(harness)
         harness.turn()
     harness.run()
     assert_right(harness, handles[0], [1, 1], 4)
-    assert_right(harness, handles[1], [2, 2], 4)
+
+
+def test_what_a_worker_is_away_for_is_no_hang() -> None:
+    """Its steps wait as long as the next one takes to load."""
+    harness, handles = alone([[1, 1]])
+    for _ in range(3):
+        harness.engine.post(Disconnected("killed"))
+        harness.turn()
+        harness.now += HALF + 1
+        harness.engine.post(Disconnected("nobody listens"))
+        harness.turn()
+        harness.worker.restart()
+        harness.turn()
+    harness.run()
+    assert_right(harness, handles[0], [1, 1], 4)
 
 
 def test_a_worker_rolled_under_load_three_times_without_a_token_is_a_pause() -> None:
