@@ -71,9 +71,8 @@ top: $(INSTALLED) $(STUBS) ## Watch the server at LISTEN at work: rates, rows, b
 	@$(BIN)/nanoserve top --address $(LISTEN) $(ARGS)
 
 test: $(INSTALLED) $(STUBS) ## Run the tests, with the default model
-	@$(BIN)/python -m deploy.model.fetch >/dev/null & \
-		$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
-		$(PYTEST_ARGS); status=$$?; wait; exit $$status
+	@$(BIN)/python -m deploy.model.fetch >/dev/null
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-containers: $(INSTALLED) $(STUBS) ## Build the images and test the deployment (root, Docker)
 	@TEST_CONTAINERS=1 $(BIN)/python -m pytest tests/end_to_end/containers \

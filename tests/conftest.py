@@ -19,7 +19,7 @@ os.environ["no_proxy"] = os.environ["NO_PROXY"] = "localhost,127.0.0.1,::1"
 
 
 # Files that take from ten seconds to minutes: begun first, so that no process is left alone with
-# one of them. Before all others those that do not wait for the default model to be fetched.
+# one of them.
 _LONGEST = (
     "kernels/test_compiled_kernels.py",
     "kernels/test_interpreted_kernels.py",
