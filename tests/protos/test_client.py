@@ -29,7 +29,7 @@ from nanoserve import (
 )
 from nanoserve.v1 import inference_pb2 as pb
 from tests.protos.scripted_server import ScriptedServer, fail, say
-from tests.waiting import SECONDS
+from tests.waiting import SECONDS, wait_for
 
 USAGE = Usage(
     prompt_tokens=5,
@@ -177,12 +177,14 @@ def test_leaving_a_with_block_cancels_on_the_server(server: ScriptedServer) -> N
 def test_the_timeout_is_the_calls_deadline(server: ScriptedServer) -> None:
     server.handler = server.hold
     with Client(server.address) as client:
+        with client.generate("Hi", timeout=SECONDS):
+            wait_for(lambda: server.deadlines, "the call came")
         start = time.monotonic()
         with pytest.raises(DeadlineExceededError):
-            client.generate("Hi", timeout=1.0).collect()
-        assert time.monotonic() - start >= 1.0
+            client.generate("Hi", timeout=0.3).collect()
+        assert time.monotonic() - start >= 0.3
     assert server.deadlines[0] is not None
-    assert server.deadlines[0] <= 1.0
+    assert 0 < server.deadlines[0] <= SECONDS
 
 
 def test_no_server_is_unavailable(nobody: str) -> None:
