@@ -167,6 +167,17 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
         help="most steps in flight; None: 2 with a worker on a CPU, else 6",
     )
     group.add_argument(
+        "--decode-steps",
+        metavar="N",
+        type=int,
+        default=1,
+        help="most tokens that a step makes for each request when it has no prompt to compute and "
+        "nobody who waits could be in it; a cancel, an end token or a stop string then wastes up "
+        "to --pipeline-depth x N - 1 tokens. Fewer where a request is nearer to its length, blocks "
+        "are short, or more would hold up an arrival: never more than 2 ms of a GPU. At most the "
+        "worker's --max-decode-steps",
+    )
+    group.add_argument(
         "--max-step-tokens",
         metavar="TOKENS",
         type=int,

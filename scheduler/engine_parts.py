@@ -47,6 +47,7 @@ def engine_maker(
         step_timeout=flags.step_timeout,
         recovery_timeout=flags.recovery_timeout,
         stuck_timeout=flags.stuck_timeout,
+        decode_steps=flags.decode_steps,
     )
     policy = _policy(flags)
     link = (make_link or _grpc_link)(flags, folder.fingerprint if folder else None)

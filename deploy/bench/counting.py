@@ -73,7 +73,7 @@ def _count_step(rows: int) -> Callable[[], None]:
     gaps = np.full(rows, 0.001)
 
     def count() -> None:
-        statistics.steps.answered(answer, rows, rows)
+        statistics.steps.answered([answer], rows, rows)
         statistics.requests.inter_token.observe_all(gaps)
 
     return count

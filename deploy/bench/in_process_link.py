@@ -84,14 +84,22 @@ class InProcessLink:
     def _answer(self, inbox: Inbox) -> None:
         while (item := self._answers.get()) is not None:
             answer, sent_ns = item
-            output = answer.pendings[0].wait()
-            times = StepTimes(
-                device=output.device_ns,
-                sample=output.sample_ns,
-                round_trip=time.monotonic_ns() - sent_ns,
-            )
-            tokens = np.asarray(output.tokens, np.int32)
-            inbox.post(StepAnswer(answer.step.step_id, tokens, output.non_finite, times))
+            for sub_step, pending in enumerate(answer.pendings):
+                output = pending.wait()
+                times = StepTimes(
+                    device=output.device_ns,
+                    sample=output.sample_ns,
+                    round_trip=time.monotonic_ns() - sent_ns,
+                )
+                inbox.post(
+                    StepAnswer(
+                        answer.step.step_id,
+                        np.asarray(output.tokens, np.int32),
+                        output.non_finite,
+                        times,
+                        sub_step=sub_step,
+                    )
+                )
 
 
 def _info(session: Session) -> WorkerInfo:
@@ -108,4 +116,5 @@ def _info(session: Session) -> WorkerInfo:
         max_rows=geometry.max_rows,
         max_step_tokens=geometry.max_step_tokens,
         max_steps_in_flight=geometry.max_steps_in_flight,
+        max_decode_steps=geometry.max_decode_steps,
     )

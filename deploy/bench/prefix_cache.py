@@ -19,12 +19,10 @@ import random
 import statistics
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
+from deploy.bench.engine_alone import VOCAB_SIZE, Answers, Nobody, submission
 from deploy.bench.machine import machine
 from deploy.bench.ready import READY_SECONDS
 from deploy.local.progress import Progress
@@ -34,33 +32,10 @@ from deploy.model.fetch import fetch
 from nanoserve import Client
 from scheduler.core.config import EngineConfig
 from scheduler.core.engine import Engine
-from scheduler.core.front_end import EngineStatus, EventBatch, Submission
-from scheduler.core.worker_link import (
-    Connected,
-    Inbox,
-    StepAnswer,
-    StepPlan,
-    StepTimes,
-    WorkerInfo,
-)
 
 OWN_TOKENS = 16
 OUTPUT_TOKENS = 64
-VOCAB_SIZE = 32000
 WARM_UP_STEPS = 200
-WORKER = WorkerInfo(
-    incarnation=1,
-    last_executed_step=0,
-    device="cuda",
-    fingerprint="",
-    vocab_size=VOCAB_SIZE,
-    max_model_len=4096,
-    num_blocks=20_000,
-    block_size=16,
-    max_rows=256,
-    max_step_tokens=8192,
-    max_steps_in_flight=8,
-)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -130,75 +105,24 @@ def _time_to_first(client: Client, prompt: list[int]) -> tuple[float, int]:
 
 def _engine_steps(cache: bool, shared: bool, args: argparse.Namespace) -> Iterator[float]:
     """CPU seconds of one step after another, with `args.streams` requests at a time."""
-    link, rng = _Answers(), random.Random(0)
-    engine = Engine(EngineConfig(prefix_cache=cache), link, _Nobody())
+    link, rng = Answers(device_ns=2_000_000), random.Random(0)
+    engine = Engine(EngineConfig(prefix_cache=cache), link, Nobody())
     link.start(engine)
     beginning = [rng.randrange(VOCAB_SIZE) for _ in range(args.prefix)]
+    asked = ended = 0
     for number in itertools.count():
-        while link.asked - link.ended < args.streams:
-            link.asked += 1
+        while asked - ended < args.streams:
+            asked += 1
             own = [rng.randrange(VOCAB_SIZE) for _ in range(args.prefix)]
             ids = (beginning if shared else own) + own[:OWN_TOKENS]
-            engine.submit(_submission(link.asked, ids))
+            engine.submit(submission(asked, ids, OUTPUT_TOKENS))
         start = time.thread_time()
         engine.turn(0)
         seconds = time.thread_time() - start
-        link.ended = link.asked - engine.status().running - engine.status().waiting
+        ended = asked - engine.status().running - engine.status().waiting
         link.answer()
         if number >= WARM_UP_STEPS:
             yield seconds
-
-
-def _submission(handle: int, ids: list[int]) -> Submission:
-    return Submission(
-        handle=handle,
-        request_id=str(handle),
-        prompt_ids=tuple(ids),
-        max_tokens=OUTPUT_TOKENS,
-        temperature=0.0,
-        seed=1,
-        stop_ids=frozenset(),
-        arrival=time.monotonic(),
-    )
-
-
-class _Answers:
-    """A link whose worker answers a step at once, with tokens that no request has in common."""
-
-    def __init__(self) -> None:
-        self.asked = self.ended = 0
-        self._plans: deque[StepPlan] = deque()
-        self._rng = np.random.default_rng(0)
-
-    def start(self, inbox: Inbox) -> None:
-        self._inbox = inbox
-        inbox.post(Connected(WORKER, resumed=False))
-
-    def send(self, plan: StepPlan) -> None:
-        self._plans.append(plan)
-
-    def answer(self) -> None:
-        if self._plans:
-            plan = self._plans.popleft()
-            tokens = self._rng.integers(0, VOCAB_SIZE, int(plan.samples.sum()), np.int32)
-            times = StepTimes(device=2_000_000)
-            self._inbox.post(StepAnswer(plan.step_id, tokens, None, times))
-
-    def give_up(self) -> None:
-        raise RuntimeError("it answers at once")
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-class _Nobody:
-    """A front end that nobody asks."""
-
-    def deliver(self, batch: EventBatch) -> None:
-        """Its tokens are nobody's."""
-
-    def status_changed(self, status: EngineStatus) -> None:
-        """Nobody waits for it."""
 
 
 def _costs(shared: bool, args: argparse.Namespace) -> dict[bool, list[float]]:

@@ -8,26 +8,25 @@ from scheduler.core.finish import finish
 from scheduler.core.front_end import Failure, FailureKind, FinishReason
 from scheduler.core.ledger import Ledger
 from scheduler.core.outbox import Outbox
-from scheduler.core.planner import StepInFlight
 from scheduler.core.request import Request, Verdict
+from scheduler.core.step_in_flight import StepInFlight
 from scheduler.core.worker_link import StepAnswer
 
 
 def accept(
     ledger: Ledger, step: StepInFlight, answer: StepAnswer, outbox: Outbox, now: float
 ) -> None:
-    """Raises ValueError if the answer does not have one token for each sequence that
-    samples."""
+    """`answer` is to one repetition. Raises ValueError if it does not have one token for each
+    sequence that samples."""
     if len(answer.tokens) != len(step.rows):
         raise ValueError(
             f"step {step.step_id} was answered with {len(answer.tokens)} tokens "
             f"where {len(step.rows)} sequences sample"
         )
-    ledger.totals.steps += 1
     rows, tokens = step.rows, answer.tokens
     bad = np.zeros(len(rows), bool) if answer.non_finite is None else answer.non_finite
     current = ledger.rows.generation[rows] == step.generations
-    _publish(ledger, step)
+    _publish(ledger, step, answer.sub_step)
     held = current & ledger.rows.held[rows]
     if held.any():
         _pass_over(ledger, rows[held], step.rewrites[held])
@@ -40,12 +39,12 @@ def accept(
     _accept_running(ledger, rows[good], tokens[good], outbox, now)
 
 
-def _publish(ledger: Ledger, step: StepInFlight) -> None:
-    """What the step wrote is in the pool: of rows that still are whose they were, save those
+def _publish(ledger: Ledger, step: StepInFlight, sub_step: int) -> None:
+    """What the repetition wrote is in the pool: of rows that still are whose they were, save those
     that run for nobody. Before any of them ends and gives its blocks back."""
     rows, at = ledger.rows, step.all_rows
     good = (rows.generation[at] == step.all_generations) & ~rows.held[at]
-    ledger.sharing.answered(at[good], step.context_lens[good])
+    ledger.sharing.answered(at[good], step.context_lens[good] + sub_step)
 
 
 def _pass_over(ledger: Ledger, at: np.ndarray, rewrites: np.ndarray) -> None:

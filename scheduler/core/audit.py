@@ -162,9 +162,9 @@ def _check_in_flight(ledger: Ledger, window: Window) -> None:
         again = step.rows[current & step.rewrites]
         if (rows.known[again] < rows.limit[again]).any():
             fail(rule, f"step {step.step_id} rewrites a row that has not reached its limit")
-        np.add.at(in_flight, step.rows[current & ~step.rewrites], 1)
+        np.add.at(in_flight, step.rows[current & ~step.rewrites], step.unanswered)
         for request in step.requests[~current]:
-            late[request.handle] = late.get(request.handle, 0) + 1
+            late[request.handle] = late.get(request.handle, 0) + step.unanswered
     wrong = np.flatnonzero(rows.live & (rows.known - rows.accepted != in_flight))
     if len(wrong):
         row = int(wrong[0])

@@ -125,7 +125,8 @@ def _check_writes(ledger: Ledger, window: Window) -> None:
     rule = "no step in flight writes to a block that is published or shared"
     allocator = ledger.allocator
     for step in window.steps:
-        blocks = np.unique(step.slots // ledger.tables.block_size)
+        to_write = step.slots[len(step.answers) :]
+        blocks = np.unique(to_write // ledger.tables.block_size)
         wrong = blocks[allocator.kept[blocks] | (allocator.references[blocks] > 1)]
         if len(wrong):
             fail(rule, f"step {step.step_id} writes to {wrong.tolist()}")

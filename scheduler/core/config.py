@@ -33,6 +33,7 @@ class EngineConfig:
     recovery_timeout: float = 300.0  # seconds that requests wait for a worker that is away
     step_timeout: float | None = None
     stuck_timeout: float = 60.0  # seconds that the loop may stand; 0: for ever
+    decode_steps: int = 1  # most repetitions of a step that only decodes
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -40,6 +41,7 @@ class EngineConfig:
             ("max_step_tokens", 1),
             ("max_queue", 0),
             ("max_queue_tokens", 1),
+            ("decode_steps", 1),
         ):
             value = getattr(self, name)
             if value is not None and value < least:

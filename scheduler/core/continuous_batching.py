@@ -30,7 +30,7 @@ class ContinuousBatching:
         candidates = self._admissible(ledger)
         gaps = _gaps(ledger.rows, prompts) + [ledger.to_compute(request) for request in candidates]
         if not gaps:
-            return Decision(decodes, np.ones(len(decodes), np.int64), [])
+            return Decision(decodes, np.ones(len(decodes), np.int64), [], repeats=True)
         chunks = np.array(share_out(gaps, budget - len(decodes)), np.int64)
         admitted = [ledger.admit_head(now) for chunk in chunks[len(prompts) :] if chunk]
         prompts = np.append(prompts, admitted).astype(np.int64)

@@ -227,7 +227,7 @@ class Engine:
                 # the next is planned. Else all of a pipeline that fills would leave together.
                 time.sleep(0)
             self._expire_waiting(worker, now)
-            planned = worker.planner.plan(worker.ledger, now)
+            planned = worker.planner.plan(worker.ledger, worker.window, now)
             if planned is None:
                 self._wait = self._policy.due(worker.ledger, now)
                 return
@@ -300,10 +300,12 @@ class Engine:
     def _on_answer(self, answer: StepAnswer) -> None:
         if self.worker is None:
             return
-        now, times = self._clock(), answer.times_ns
-        seconds = (times.device + times.sample) / 1e9
-        step = self.worker.window.answered(answer.step_id, seconds, now)
-        self.statistics.steps.answered(answer, len(step.all_requests), step.num_tokens)
+        now = self._clock()
+        step = self.worker.window.answered(answer, now)
+        if not step.unanswered:
+            self.totals.steps += 1
+            tokens = step.num_tokens * step.decode_steps
+            self.statistics.steps.answered(step.answers, len(step.all_requests), tokens)
         accept(self.worker.ledger, step, answer, self._outbox, now)
         if len(answer.tokens):
             self._presence.breaker.progressed()

@@ -52,23 +52,31 @@ def begin(
         config.prefix_cache,
     )
     planner = Planner(policy, budget, info.incarnation, info.last_executed_step)
-    window = Window(min(config.depth_on(info.device), info.max_steps_in_flight))
-    _tell(config, info, limits, budget, window.depth)
+    window = Window(
+        min(config.depth_on(info.device), info.max_steps_in_flight),
+        min(config.decode_steps, info.max_decode_steps),
+    )
+    _tell(config, info, limits, budget, window)
     return Incarnation(info, limits, ledger, planner, window)
 
 
-def _tell(config: EngineConfig, info: WorkerInfo, limits: Limits, budget: int, depth: int) -> None:
+def _tell(
+    config: EngineConfig, info: WorkerInfo, limits: Limits, budget: int, window: Window
+) -> None:
     log.info(
-        "up to %d rows, %d tokens a step, %d steps in flight; %d blocks of %d tokens",
+        "up to %d rows, %d tokens a step, %d steps in flight of up to %d decodes each; "
+        "%d blocks of %d tokens",
         limits.max_rows,
         budget,
-        depth,
+        window.depth,
+        window.decode_steps,
         limits.usable_blocks,
         limits.block_size,
     )
     for name, wanted, used in (
         ("max_step_tokens", config.max_step_tokens, budget),
-        ("pipeline_depth", config.pipeline_depth, depth),
+        ("pipeline_depth", config.pipeline_depth, window.depth),
+        ("decode_steps", config.decode_steps, window.decode_steps),
         ("max_rows", info.max_rows, limits.max_rows),
     ):
         if wanted is not None and used < wanted:

@@ -71,4 +71,5 @@ class Inquest:
 def _in_flight(window: Window) -> range:
     """The positions that the steps of a request alone compute."""
     first, last = window.steps[0], window.steps[-1]
-    return range(int(first.context_lens[0]) - first.num_tokens, int(last.context_lens[0]))
+    start = int(first.context_lens[0]) - first.num_tokens + len(first.answers)
+    return range(start, int(last.context_lens[0]) + last.decode_steps - 1)

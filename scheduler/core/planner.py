@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from scheduler.core.decode_steps import repetitions
 from scheduler.core.ledger import Ledger
 from scheduler.core.policy import Decision, Policy
 from scheduler.core.request import Request
+from scheduler.core.step_in_flight import StepInFlight
+from scheduler.core.window import Window
 from scheduler.core.worker_link import NewRow, StepPlan
-
-
-@dataclass(frozen=True, slots=True)
-class StepInFlight:
-    """What the engine remembers of a step until it is answered. Shapes: s sequences, m of
-    them that sample, t tokens."""
-
-    step_id: int
-    num_tokens: int
-    rows: np.ndarray  # int64 [m]
-    generations: np.ndarray  # int64 [m]: the rows' when the step was planned
-    requests: np.ndarray  # object [m]: who had the rows then
-    rewrites: np.ndarray  # bool [m]: those at their limit, which sample their last token again
-    all_requests: np.ndarray  # object [s]: of every sequence, to name one refused
-    # Of every sequence too, for the prefix cache.
-    all_rows: np.ndarray  # int64 [s]
-    all_generations: np.ndarray  # int64 [s]
-    context_lens: np.ndarray  # int64 [s]: tokens in the pool once it has run
-    slots: np.ndarray  # int64 [t]: where it writes, for the audit
 
 
 class Planner:
@@ -40,7 +22,9 @@ class Planner:
         self.incarnation = incarnation
         self.next_step = last_step + 1
 
-    def plan(self, ledger: Ledger, now: float) -> tuple[StepPlan, StepInFlight] | None:
+    def plan(
+        self, ledger: Ledger, window: Window, now: float
+    ) -> tuple[StepPlan, StepInFlight] | None:
         """The next step, with its blocks taken and its rows' counts moved; None if
         there is nothing to run."""
         decision = self.policy.decide(ledger, self.budget, now)
@@ -49,8 +33,10 @@ class Planner:
         rows = ledger.rows
         at, query_lens = decision.rows, decision.query_lens
         rewrites = rows.known[at] >= rows.limit[at]
+        count = self._repetitions(ledger, window, decision, now)
         context_lens = rows.computed[at] + np.where(rewrites, 0, query_lens)
-        appended = ledger.tables.grow(at, np.maximum(context_lens, rows.reserved[at]))
+        last_lens = context_lens + (count - 1)
+        appended = ledger.tables.grow(at, np.maximum(last_lens, rows.reserved[at]))
         samples = rewrites | (context_lens == rows.known[at])
         plan = StepPlan(
             step_id=self.next_step,
@@ -63,22 +49,31 @@ class Planner:
             rows=at.astype(np.int32),
             query_lens=query_lens.astype(np.int32),
             context_lens=context_lens.astype(np.int32),
-            slot_mapping=ledger.tables.slots(at, context_lens - query_lens, query_lens),
+            slot_mapping=_slots(ledger, at, query_lens, context_lens, count),
             samples=samples,
+            decode_steps=count,
         )
-        rows.computed[at] = context_lens
+        rows.computed[at] = last_lens
         return plan, self._commit(ledger, decision, plan, rewrites)
+
+    def _repetitions(self, ledger: Ledger, window: Window, decision: Decision, now: float) -> int:
+        if not decision.repeats or window.decode_steps == 1:
+            return 1
+        count = len(decision.rows)
+        most = min(window.repetitions(count, now), self.budget // count)
+        return repetitions(ledger, decision.rows, most)
 
     def _commit(
         self, ledger: Ledger, decision: Decision, plan: StepPlan, rewrites: np.ndarray
     ) -> StepInFlight:
         rows, samples = ledger.rows, plan.samples
         sampling = decision.rows[samples]
-        rows.known[sampling] += ~rewrites[samples]
+        rows.known[sampling] += np.where(rewrites[samples], 0, plan.decode_steps)
         ledger.freed_rows.clear()
         step_id, self.next_step = self.next_step, self.next_step + 1
         return StepInFlight(
             step_id=step_id,
+            decode_steps=plan.decode_steps,
             num_tokens=int(decision.query_lens.sum()),
             rows=sampling,
             generations=rows.generation[sampling],
@@ -87,9 +82,20 @@ class Planner:
             all_requests=rows.request[decision.rows],
             all_rows=decision.rows,
             all_generations=rows.generation[decision.rows],
-            context_lens=rows.computed[decision.rows],
-            slots=plan.slot_mapping,
+            context_lens=plan.context_lens.astype(np.int64),
+            slots=plan.slot_mapping.reshape(plan.decode_steps, -1),
         )
+
+
+def _slots(
+    ledger: Ledger, at: np.ndarray, query_lens: np.ndarray, context_lens: np.ndarray, count: int
+) -> np.ndarray:
+    """int64 [t], or [k * s] for `count` k repetitions, one after the other."""
+    starts = context_lens - query_lens
+    if count == 1:
+        return ledger.tables.slots(at, starts, query_lens)
+    by_row = ledger.tables.slots(at, starts, np.full(len(at), count))
+    return by_row.reshape(-1, count).T.ravel()
 
 
 def _new_row(ledger: Ledger, row: int) -> NewRow:

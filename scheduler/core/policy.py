@@ -19,6 +19,8 @@ class Decision:
     rows: np.ndarray  # int64 [s], no row twice
     query_lens: np.ndarray  # int64 [s], >= 1
     admitted: list[int]  # those of the rows that were taken for this step
+    # All of them are decodes, and nobody waits who could be in the step: it may be repeated.
+    repeats: bool = False
 
 
 class Policy(Protocol):

@@ -25,8 +25,8 @@ class Rows:
 
     Always accepted <= known <= limit and computed < known for a row that may be
     planned: each step closes part of the gap known - computed, and a step that
-    closes it samples one more token. A row that is planned at its limit computes its last
-    slot again, samples the same token again, and no count moves.
+    closes it samples one more token, in each of its repetitions. A row that is planned at its
+    limit computes its last slot again, samples the same token again, and no count moves.
     """
 
     def __init__(self, max_rows: int, max_tokens: int) -> None:

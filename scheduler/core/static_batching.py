@@ -48,9 +48,10 @@ class StaticBatching:
         live = live[np.argsort(rows.order[live])]
         query_lens = np.ones(len(live), np.int64)
         beyond_one = rows.known[live] - rows.computed[live] - 1
-        if beyond_one.any():
+        chunked = bool(beyond_one.any())
+        if chunked:
             query_lens += share_out(beyond_one.tolist(), budget - len(live))
-        return Decision(live, query_lens, admitted)
+        return Decision(live, query_lens, admitted, repeats=not chunked and not admitted)
 
     def due(self, ledger: Ledger, now: float) -> float | None:
         waiting = ledger.waiting

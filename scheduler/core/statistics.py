@@ -6,6 +6,7 @@ follow vLLM's where the meaning is the same.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from scheduler.core.front_end import RequestUsage
@@ -77,17 +78,20 @@ class StepStatistics:
         self.bytes_sent = 0
         self.bytes_received = 0
 
-    def answered(self, answer: StepAnswer, num_rows: int, num_tokens: int) -> None:
-        times = answer.times_ns
-        self.round_trip.observe(times.round_trip / 1e9)
-        self.wire.observe(max(0, times.round_trip - times.total) / 1e9)
-        self.device.observe((times.device + times.sample) / 1e9)
-        if times.idle is not None:
-            self.device_idle.observe(times.idle / 1e9)
+    def answered(self, answers: Sequence[StepAnswer], num_rows: int, num_tokens: int) -> None:
+        """A step with the answers to its repetitions, in order, which computed so many tokens
+        together."""
+        times = [answer.times_ns for answer in answers]
+        first, last = times[0], times[-1]
+        self.round_trip.observe(last.round_trip / 1e9)
+        self.wire.observe(max(0, last.round_trip - last.total) / 1e9)
+        self.device.observe(sum(one.device + one.sample for one in times) / 1e9)
+        if first.idle is not None:
+            self.device_idle.observe(sum(one.idle or 0 for one in times) / 1e9)
         self.tokens.observe(num_tokens)
         self.rows.observe(num_rows)
-        self.bytes_sent += answer.bytes_sent
-        self.bytes_received += answer.bytes_received
+        self.bytes_sent += answers[0].bytes_sent
+        self.bytes_received += sum(answer.bytes_received for answer in answers)
 
 
 @dataclass(slots=True)

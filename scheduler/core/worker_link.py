@@ -28,6 +28,7 @@ class WorkerInfo:
     max_rows: int
     max_step_tokens: int
     max_steps_in_flight: int
+    max_decode_steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class NewRow:
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step as the policy decided it; pure data. The planner fills it, the link
-    encodes it. Shapes: s sequences, t tokens."""
+    encodes it. Shapes: s sequences, t tokens, k decode_steps."""
 
     step_id: int
     incarnation: int
@@ -60,8 +61,9 @@ class StepPlan:
     rows: np.ndarray  # int32 [s]
     query_lens: np.ndarray  # int32 [s]
     context_lens: np.ndarray  # int32 [s]
-    slot_mapping: np.ndarray  # int64 [t]
+    slot_mapping: np.ndarray  # int64 [t]; with k above 1 [k * s], one repetition after the other
     samples: np.ndarray  # bool [s]
+    decode_steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +88,21 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class StepAnswer:
-    """The answer to one step."""
+    """The answer to one repetition of a step (one, unless its decode_steps is larger)."""
 
     step_id: int
     tokens: np.ndarray  # int32 [m], of the sequences that sample, in order
     non_finite: np.ndarray | None  # bool [m], or None if no row was
     times_ns: StepTimes
     bytes_sent: int = 0  # the step on the wire
-    bytes_received: int = 0  # its answer
+    bytes_received: int = 0  # this answer
+    sub_step: int = 0  # which repetition
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The worker's durations for a step, ns, and the round trip seen here."""
+    """The worker's durations for a repetition of a step, ns, and the round trip seen here, from
+    the sending of the step."""
 
     queue: int = 0
     input: int = 0

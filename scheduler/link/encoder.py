@@ -25,6 +25,7 @@ def encode_step(plan: StepPlan) -> worker_pb2.Step:
         context_lens=_int32(plan.context_lens),
         slot_mapping=plan.slot_mapping.astype("<i8", copy=False).tobytes(),
         samples=plan.samples.astype("u1", copy=False).tobytes(),
+        decode_steps=plan.decode_steps if plan.decode_steps > 1 else None,
     )
 
 

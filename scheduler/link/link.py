@@ -181,7 +181,7 @@ class GrpcWorkerLink:
             resumed = info.incarnation == self._window.incarnation
             if not resumed:
                 self._window = Window(info.incarnation)
-            for message in self._window:
+            for message in self._window.send_again():
                 call.put(message)
             again = len(self._window)
             self._call = call
@@ -201,13 +201,15 @@ class GrpcWorkerLink:
                 return
             try:
                 with self._lock:
-                    sent, round_trip = self._window.answered(result.step_id)
+                    answered = self._window.answered(result.step_id, result.sub_step)
             except LookupError as error:
                 log.error("the worker at %s answers out of order: %s", self._address, error)
                 self._must_reset = True
                 return
-            self._backoff.reset()
-            self._inbox.post(step_answer(result, round_trip, sent.ByteSize()))
+            if answered is not None:
+                self._backoff.reset()
+                sent, round_trip = answered
+                self._inbox.post(step_answer(result, round_trip, sent.ByteSize()))
 
     def _refuse(self, result: worker_pb2.StepResult) -> None:
         refusal = result.refusal
@@ -256,6 +258,7 @@ def worker_info(response: worker_pb2.ConnectResponse) -> WorkerInfo:
         max_rows=response.limits.max_rows,
         max_step_tokens=response.limits.max_step_tokens,
         max_steps_in_flight=response.limits.max_steps_in_flight,
+        max_decode_steps=response.limits.max_decode_steps,
     )
 
 
@@ -276,4 +279,5 @@ def step_answer(result: worker_pb2.StepResult, round_trip_ns: int, bytes_sent: i
         ),
         bytes_sent=bytes_sent,
         bytes_received=result.ByteSize(),
+        sub_step=result.sub_step,
     )

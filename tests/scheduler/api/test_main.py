@@ -229,6 +229,7 @@ def test_every_line_of_a_json_log_is_an_object_with_a_time_in_utc(start):
         (["--no-tokenizer", "--static-batch", "8"], 2, "need --policy static"),
         (["--no-tokenizer", *STATIC, "--static-batch", "0"], 1, "static_batch is 0, must be at"),
         (["--no-tokenizer", *STATIC, "--static-wait", "nan"], 1, "static_wait is nan, must be"),
+        (["--no-tokenizer", "--decode-steps", "0"], 1, "decode_steps is 0, must be at least 1"),
     ],
 )
 def test_wrong_flags_are_an_error_that_says_what_to_do(start, flags, status, message):

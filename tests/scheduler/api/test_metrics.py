@@ -42,7 +42,7 @@ def engine() -> ScriptedEngine:
     statistics.requests.ended(RequestUsage(7, 4, 0.25, 0.5, 0.75, 1))
     times = StepTimes(device=3_000_000, sample=1_000_000, total=5_000_000, round_trip=7_000_000)
     answer = StepAnswer(1, None, None, replace(times, idle=2_000_000), 300, 40)
-    statistics.steps.answered(answer, num_rows=2, num_tokens=7)
+    statistics.steps.answered([answer], num_rows=2, num_tokens=7)
     return engine
 
 

@@ -7,6 +7,7 @@ slot, a lost block or a token out of place changes everything that follows.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 
@@ -46,7 +47,8 @@ class FakeRow:
 
 class FakeWorker:
     """Implements WorkerLink. Steps run when they are sent and are answered when the
-    test says so. `script` overrides the model: request id -> output tokens."""
+    test says so, one repetition after the other. `script` overrides the model: request id ->
+    output tokens."""
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class FakeWorker:
         max_model_len: int = 128,
         max_step_tokens: int = 64,
         max_steps_in_flight: int = 8,
+        max_decode_steps: int = 8,
         device: str = "cpu",
     ) -> None:
         self.info = WorkerInfo(
@@ -70,6 +73,7 @@ class FakeWorker:
             max_rows=max_rows,
             max_step_tokens=max_step_tokens,
             max_steps_in_flight=max_steps_in_flight,
+            max_decode_steps=max_decode_steps,
         )
         self.script: dict[str, list[int]] = {}
         self.non_finite: set[str] = set()
@@ -78,7 +82,7 @@ class FakeWorker:
         self.rows: dict[int, FakeRow] = {}
         self.names: dict[int, str] = {}
         self.slots: dict[int, tuple[int, ...]] = {}
-        self.unanswered: deque[StepAnswer] = deque()
+        self.unanswered: deque[StepAnswer] = deque()  # one of each repetition
         self.inbox: Inbox | None = None
         self.given_up = 0
 
@@ -107,7 +111,7 @@ class FakeWorker:
 
     def send(self, plan: StepPlan) -> None:
         assert plan.incarnation == self.info.incarnation
-        assert len(self.unanswered) < self.info.max_steps_in_flight
+        assert self.num_unanswered < self.info.max_steps_in_flight
         self.log.append(plan)
         for row in plan.free_rows.tolist():
             del self.rows[row]
@@ -120,11 +124,20 @@ class FakeWorker:
             self.rows[row].blocks += plan.table_blocks[start : start + count].tolist()
             start += count
         self.step_requests.append([self.names[row] for row in plan.rows.tolist()])
-        self.unanswered.append(self._forward(plan))
+        count, tokens = plan.decode_steps, int(plan.query_lens.sum())
+        assert 1 <= count <= self.info.max_decode_steps
+        assert 0 < count * tokens <= self.info.max_step_tokens
+        assert len(set(plan.slot_mapping.tolist())) == len(plan.slot_mapping) == count * tokens
+        if count > 1:
+            assert (plan.query_lens == 1).all()
+            assert plan.samples.all()
+        for sub_step, slots in enumerate(plan.slot_mapping.reshape(count, tokens)):
+            lens = plan.context_lens + sub_step
+            one = replace(plan, context_lens=lens, slot_mapping=slots, decode_steps=1)
+            self.unanswered.append(replace(self._forward(one), sub_step=sub_step))
 
     def _forward(self, plan: StepPlan) -> StepAnswer:
-        assert 0 < plan.query_lens.sum() <= self.info.max_step_tokens
-        assert len(set(plan.slot_mapping.tolist())) == len(plan.slot_mapping)
+        """One repetition."""
         tokens: list[int] = []
         bad: list[bool] = []
         start = 0
@@ -171,11 +184,16 @@ class FakeWorker:
         return state.blocks[position // size] * size + position % size
 
     @property
+    def num_unanswered(self) -> int:
+        """Steps that have not had all their answers."""
+        return len({answer.step_id for answer in self.unanswered})
+
+    @property
     def prompt_lens(self) -> dict[str, int]:
         return {new.request_id: new.prompt_len for plan in self.log for new in plan.new_rows}
 
     def answer(self) -> bool:
-        """Answers the oldest step; False if there is none."""
+        """Answers the next repetition of the oldest step; False if there is none."""
         assert self.inbox is not None
         if not self.unanswered:
             return False

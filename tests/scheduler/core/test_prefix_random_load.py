@@ -21,7 +21,7 @@ class SharedLoad:
     """Requests that begin alike and go on from one another's outputs, among cancels, new workers
     and cut links, over a small pool."""
 
-    def __init__(self, seed: int, policy: Policy, losses: bool) -> None:
+    def __init__(self, seed: int, policy: Policy, losses: bool, **config: int) -> None:
         self.rng = rng = random.Random(seed)
         block_size = rng.choice([1, 2, 4, 4, 8])
         worker = FakeWorker(
@@ -31,7 +31,8 @@ class SharedLoad:
             max_model_len=48,
             max_step_tokens=rng.choice([8, 16, 64]),
         )
-        self.harness = Harness(worker, policy=policy, pipeline_depth=rng.choice([1, 2, 3]))
+        depth = rng.choice([1, 2, 3])
+        self.harness = Harness(worker, policy=policy, **({"pipeline_depth": depth} | config))
         self.losses = losses
         self.heard: list[list[int]] = [[rng.randrange(3) for _ in range(30)] for _ in range(3)]
         self.asked: dict[int, tuple[list[int], int, int, frozenset[int]]] = {}
@@ -130,3 +131,18 @@ def test_random_requests_in_static_batches_share_as_well() -> None:
         load.check()
         hits += load.harness.engine.totals.prefix_hits
     assert hits > 200
+
+
+@pytest.mark.parametrize("decode_steps", [2, 4, 8])
+def test_blocks_are_shared_as_well_by_steps_that_repeat_decodes(decode_steps: int) -> None:
+    hits = repeated = 0
+    policies = [ContinuousBatching(), ContinuousBatching(), ContinuousBatching(), StaticBatching()]
+    for depth, policy in zip((1, 2, 3, 2), policies, strict=True):
+        sizes = {"decode_steps": decode_steps, "pipeline_depth": depth}
+        load = SharedLoad(20 + depth, policy, losses=depth != 2, **sizes)
+        load.play(30)
+        load.check()
+        hits += load.harness.engine.totals.prefix_hits
+        repeated += sum(plan.decode_steps > 1 for plan in load.harness.worker.log)
+    assert hits > 500
+    assert repeated > 40

@@ -14,7 +14,7 @@ class RandomLoad:
     """Requests, cancels, answers and worker losses in random order, audited after
     every turn."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, **config: int) -> None:
         self.random = random = np.random.default_rng(seed)
         block_size = int(random.choice([1, 3, 4, 16]))
         num_blocks = 2 + int(random.integers(24, 120)) // block_size
@@ -24,11 +24,11 @@ class RandomLoad:
             max_rows=int(random.integers(1, 9)),
             max_model_len=int(random.integers(20, 60)),
         )
-        self.harness = Harness(
-            worker,
-            pipeline_depth=int(random.integers(1, 5)),
-            max_step_tokens=int(random.integers(2, 40)),
-        )
+        sizes = {
+            "pipeline_depth": int(random.integers(1, 5)),
+            "max_step_tokens": int(random.integers(2, 40)),
+        }
+        self.harness = Harness(worker, **(sizes | config))
         self.prompts: dict[int, tuple[list[int], int, int]] = {}
         self.cancelled: set[int] = set()
 
@@ -91,3 +91,17 @@ def test_2000_random_requests_end_once_with_the_right_tokens(losses: bool) -> No
         load.check()
         preemptions += load.harness.engine.totals.preemptions
     assert preemptions > 100
+
+
+@pytest.mark.parametrize("decode_steps", [2, 4, 8])
+def test_steps_that_repeat_decodes_change_no_token_of_any_load(decode_steps: int) -> None:
+    repeated = preemptions = 0
+    for depth in (1, 2, 3):
+        for losses in (False, True):
+            load = RandomLoad(10 * depth + losses, decode_steps=decode_steps, pipeline_depth=depth)
+            load.play(requests=35, losses=losses)
+            load.check()
+            repeated += sum(plan.decode_steps > 1 for plan in load.harness.worker.log)
+            preemptions += load.harness.engine.totals.preemptions
+    assert repeated > 100
+    assert preemptions > 5

@@ -15,7 +15,7 @@ from tests.scheduler.core.harness import Harness
 class Storm:
     """Requests with distinct prompts, some of which crash the worker whenever computed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, **config: int) -> None:
         self.rng = rng = random.Random(seed)
         self.worker = FakeWorker(
             num_blocks=rng.choice([10, 16, 40]),
@@ -24,7 +24,7 @@ class Storm:
             max_model_len=64,
             max_step_tokens=rng.choice([8, 16, 64]),
         )
-        self.harness = Harness(self.worker, pipeline_depth=rng.choice([1, 2, 3]))
+        self.harness = Harness(self.worker, **({"pipeline_depth": rng.choice([1, 2, 3])} | config))
         self.wanted: dict[int, tuple[list[int], int]] = {}
         self.poison: set[str] = set()
         self.cancelled: set[int] = set()
@@ -60,7 +60,7 @@ class Storm:
         worker = self.worker
         if not worker.unanswered:
             return
-        oldest = len(worker.step_requests) - len(worker.unanswered)
+        oldest = len(worker.step_requests) - worker.num_unanswered
         if self.poison.intersection(worker.step_requests[oldest]):
             worker.restart()
         else:
@@ -89,7 +89,7 @@ class Storm:
         if not self.worker.unanswered:
             return
         step = self.worker.unanswered[0].step_id
-        oldest = len(self.worker.step_requests) - len(self.worker.unanswered)
+        oldest = len(self.worker.step_requests) - self.worker.num_unanswered
         name = self.rng.choice([*self.worker.step_requests[oldest], ""])
         if name:
             self.refused.add(int(name[1:]))
@@ -101,6 +101,19 @@ class Storm:
 def test_every_request_ends_once_with_its_own_tokens_whatever_the_worker_does(seed: int) -> None:
     storm = Storm(seed)
     storm.run()
+    assert_all_ended_with_their_own_tokens(storm)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("decode_steps", [2, 4, 8])
+def test_a_worker_may_be_lost_amid_the_repetitions_of_a_step(decode_steps: int, depth: int) -> None:
+    storm = Storm(100 + 10 * depth + decode_steps, pipeline_depth=depth, decode_steps=decode_steps)
+    storm.run()
+    assert_all_ended_with_their_own_tokens(storm)
+    assert sum(plan.decode_steps > 1 for plan in storm.worker.log) > 5
+
+
+def assert_all_ended_with_their_own_tokens(storm: Storm) -> None:
     harness = storm.harness
     assert harness.front_end.ends.keys() == storm.wanted.keys()
     for handle, (prompt, count) in storm.wanted.items():
@@ -122,12 +135,12 @@ def test_every_request_ends_once_with_its_own_tokens_whatever_the_worker_does(se
     harness.assert_pool_is_whole()
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_nobody_is_lost_to_kills_at_random_points(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "decode_steps"), [(0, 1), (1, 1), (2, 1), (3, 1), (0, 4), (2, 8)])
+def test_nobody_is_lost_to_kills_at_random_points(seed: int, decode_steps: int) -> None:
     """One for about twenty steps, where a prompt takes up to five."""
     rng = random.Random(seed)
     worker = FakeWorker(num_blocks=60, max_rows=4, max_model_len=64, max_step_tokens=8)
-    harness = Harness(worker, pipeline_depth=1 + seed % 3)
+    harness = Harness(worker, pipeline_depth=1 + seed % 3, decode_steps=decode_steps)
     wanted: dict[int, tuple[list[int], int]] = {}
     kills = 0
     while len(wanted) < 60 or harness.books.num_requests:

@@ -35,7 +35,7 @@ def run_with_poison(
             if not harness.books.num_requests:
                 return crashes
             continue
-        oldest = len(worker.log) - len(worker.unanswered)
+        oldest = len(worker.log) - worker.num_unanswered
         if crashes_in(worker.log[oldest], worker.step_requests[oldest]):
             crashes += 1
             lose(harness, how)

@@ -85,3 +85,7 @@ def test_every_column_is_packed_and_table_starts_are_the_running_sum() -> None:
             trace_parent="00-1-2-01",
         )
     ]
+
+
+def test_repetitions_are_told_where_there_are_several() -> None:
+    assert encode_step(plan(decode_steps=4)).decode_steps == 4
