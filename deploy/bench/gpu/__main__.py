@@ -20,7 +20,7 @@ from typing import Any
 from deploy.bench.floor import Rates
 from deploy.bench.gpu.attention import attention_rows
 from deploy.bench.gpu.measure import Sizes
-from deploy.bench.gpu.model_bench import KINDS, ModelBench, Options, can_repeat_decodes
+from deploy.bench.gpu.model_bench import KINDS, ModelBench, Options
 from deploy.bench.gpu.report import Report
 from deploy.bench.machine import machine
 from deploy.loadtest.fleet import LoadError
@@ -29,10 +29,6 @@ from deploy.local.progress import Progress
 from deploy.model.random_llama import SHAPES
 
 _DEFAULT_SHAPES = ("1b", "8b")
-_ONE_DECODE = (
-    "decode_steps: this scheduler asks for one decode a step, so there is no second figure with "
-    "several; the worker's half alone: python -m deploy.bench.gpu_worker --decode-steps K"
-)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -59,8 +55,6 @@ def main(arguments: list[str] | None = None) -> int:
             _measure(shapes, args.weights or Path(temporary), sizes, options, report)
     finally:
         args.json.write_text(json.dumps(report.values, indent=1) + "\n")
-    if "decode" in kinds and not can_repeat_decodes():
-        print(_ONE_DECODE)
     return 1 if report.failed else 0
 
 
@@ -134,7 +128,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--repetitions", type=int, default=5, help="of each row (default: %(default)s)")
     add("--clients", type=int, default=4, help="client processes (default: %(default)s)")
     add("--frontends", type=int, default=4, help="of the scheduler (default: %(default)s)")
-    add("--decode-steps", type=int, default=8, help="decodes of a step, in a second figure")
+    add(
+        "--decode-steps",
+        type=int,
+        default=8,
+        metavar="K",
+        help="measure decodes once more with up to K in a step, as the scheduler's flag of that "
+        "name; 1: do not (default: %(default)s)",
+    )
     add("--weights", type=Path, metavar="DIR", help="keep them there (default: a temporary folder)")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try this out")
     add("--worker-args", default="", metavar="FLAGS", help="more flags for the worker")

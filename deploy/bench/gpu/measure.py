@@ -55,9 +55,9 @@ class ModelRows:
     show: Callable[[str], None]  # what is going on
 
     def decode(self, address: str, streams: Sequence[int], repeated: int = 1) -> Iterator[Row]:
-        """Milliseconds of a token of each: (T(output) - T(1)) / (output - 1). `repeated`: decodes
-        in one step, as the scheduler was told."""
-        text = f", k = {repeated}" if repeated > 1 else ""
+        """Milliseconds of a token of each: (T(output) - T(1)) / (output - 1). `repeated`: most
+        decodes in one step, as the scheduler was told."""
+        text = f", k to {repeated}" if repeated > 1 else ""
         for number in streams:
             self.show(f"{self.shape}: decode, batch {number}")
             steps, gaps = self.steps(address, number)

@@ -16,8 +16,6 @@ from deploy.bench.gpu.rows import Row
 from deploy.bench.gpu.start import Start
 from deploy.bench.ready import free_address
 from deploy.bench.worker_process import WorkerProcess
-from nanoserve.environment import known_variables
-from scheduler.__main__ import parser as scheduler_parser
 
 # What --only names besides models, in the order of the table.
 KINDS = ("attention", "start", "decode", "mixed512", "prefill", "first-token", "text")
@@ -43,11 +41,6 @@ class Options:
     @property
     def needs_models(self) -> bool:
         return self.kinds != {"attention"}
-
-
-def can_repeat_decodes() -> bool:
-    """Whether the scheduler can ask for several decodes in one step."""
-    return "NANOSERVE_DECODE_STEPS" in known_variables(scheduler_parser())
 
 
 class ModelBench:
@@ -113,14 +106,15 @@ class ModelBench:
             with self._scheduler(worker, "--no-tokenizer") as address:
                 ids, _ = rows.steps(address, max(streams))
             yield rows.text(with_text, ids, max(streams))
-        if "decode" in wanted and steps > 1 and can_repeat_decodes():
+        if "decode" in wanted and steps > 1:
             with self._scheduler(worker, "--decode-steps", str(steps)) as address:
                 yield from rows.decode(address, streams, steps)
 
     def _worker(self) -> WorkerProcess:
         options = self._options
-        flags = ("--model", str(self._folder), "--device", options.device, *options.worker_args)
-        return WorkerProcess(flags)
+        flags = ("--model", str(self._folder), "--device", options.device)
+        repeated = ("--max-decode-steps", str(options.decode_steps))
+        return WorkerProcess((*flags, *repeated, *options.worker_args))
 
     def _scheduler(self, worker: WorkerProcess, *flags: str) -> AbstractContextManager[str]:
         options = self._options
