@@ -177,14 +177,14 @@ def test_leaving_a_with_block_cancels_on_the_server(server: ScriptedServer) -> N
 def test_the_timeout_is_the_calls_deadline(server: ScriptedServer) -> None:
     server.handler = server.hold
     with Client(server.address) as client:
-        with client.generate("Hi", timeout=SECONDS):
-            wait_for(lambda: server.deadlines, "the call came")
         start = time.monotonic()
         with pytest.raises(DeadlineExceededError):
             client.generate("Hi", timeout=0.3).collect()
         assert time.monotonic() - start >= 0.3
-    assert server.deadlines[0] is not None
-    assert 0 < server.deadlines[0] <= SECONDS
+        # Time enough for the call to arrive.
+        with client.generate("Hi", timeout=SECONDS):
+            wait_for(lambda: max(server.deadlines, default=0) > 0.3, "the call came")
+    assert max(server.deadlines) <= 1.02 * SECONDS  # gRPC sends it rounded up by as much as 1 %
 
 
 def test_no_server_is_unavailable(nobody: str) -> None:
