@@ -40,7 +40,7 @@ def test_generate_raw_sends_the_text_and_every_flag(server: ScriptedServer) -> N
         stop=["A", "B"],
     )
     assert server.deadlines[0] is not None
-    assert 5 < server.deadlines[0] <= 9
+    assert 5 < server.deadlines[0] <= 1.02 * 9  # gRPC sends it rounded up by as much as 1 %
 
 
 def test_flags_left_out_are_left_to_the_server_but_for_the_temperature(
