@@ -35,7 +35,7 @@ class Planner:
         rewrites = rows.known[at] >= rows.limit[at]
         count = self._repetitions(ledger, window, decision, now)
         context_lens = rows.computed[at] + np.where(rewrites, 0, query_lens)
-        last_lens = context_lens + (count - 1)
+        last_lens = context_lens + (count - 1) if count > 1 else context_lens
         appended = ledger.tables.grow(at, np.maximum(last_lens, rows.reserved[at]))
         samples = rewrites | (context_lens == rows.known[at])
         plan = StepPlan(
@@ -54,7 +54,7 @@ class Planner:
             decode_steps=count,
         )
         rows.computed[at] = last_lens
-        return plan, self._commit(ledger, decision, plan, rewrites)
+        return plan, self._commit(ledger, decision, plan, context_lens, rewrites)
 
     def _repetitions(self, ledger: Ledger, window: Window, decision: Decision, now: float) -> int:
         if not decision.repeats or window.decode_steps == 1:
@@ -64,11 +64,16 @@ class Planner:
         return repetitions(ledger, decision.rows, most)
 
     def _commit(
-        self, ledger: Ledger, decision: Decision, plan: StepPlan, rewrites: np.ndarray
+        self,
+        ledger: Ledger,
+        decision: Decision,
+        plan: StepPlan,
+        context_lens: np.ndarray,
+        rewrites: np.ndarray,
     ) -> StepInFlight:
         rows, samples = ledger.rows, plan.samples
         sampling = decision.rows[samples]
-        rows.known[sampling] += np.where(rewrites[samples], 0, plan.decode_steps)
+        rows.known[sampling] += plan.decode_steps * ~rewrites[samples]
         ledger.freed_rows.clear()
         step_id, self.next_step = self.next_step, self.next_step + 1
         return StepInFlight(
@@ -82,7 +87,7 @@ class Planner:
             all_requests=rows.request[decision.rows],
             all_rows=decision.rows,
             all_generations=rows.generation[decision.rows],
-            context_lens=plan.context_lens.astype(np.int64),
+            context_lens=context_lens,
             slots=plan.slot_mapping.reshape(plan.decode_steps, -1),
         )
 

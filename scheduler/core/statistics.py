@@ -81,17 +81,20 @@ class StepStatistics:
     def answered(self, answers: Sequence[StepAnswer], num_rows: int, num_tokens: int) -> None:
         """A step with the answers to its repetitions, in order, which computed so many tokens
         together."""
-        times = [answer.times_ns for answer in answers]
-        first, last = times[0], times[-1]
-        self.round_trip.observe(last.round_trip / 1e9)
-        self.wire.observe(max(0, last.round_trip - last.total) / 1e9)
-        self.device.observe(sum(one.device + one.sample for one in times) / 1e9)
-        if first.idle is not None:
-            self.device_idle.observe(sum(one.idle or 0 for one in times) / 1e9)
+        device = idle = 0
+        for answer in answers:
+            times = answer.times_ns
+            device += times.device + times.sample
+            idle += times.idle or 0
+            self.bytes_received += answer.bytes_received
+        self.bytes_sent += answers[0].bytes_sent
+        self.round_trip.observe(times.round_trip / 1e9)  # of the last
+        self.wire.observe(max(0, times.round_trip - times.total) / 1e9)
+        self.device.observe(device / 1e9)
+        if answers[0].times_ns.idle is not None:
+            self.device_idle.observe(idle / 1e9)
         self.tokens.observe(num_tokens)
         self.rows.observe(num_rows)
-        self.bytes_sent += answers[0].bytes_sent
-        self.bytes_received += sum(answer.bytes_received for answer in answers)
 
 
 @dataclass(slots=True)

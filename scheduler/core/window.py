@@ -65,10 +65,11 @@ class Window:
             return None
         if not self.steps:
             return 0.0
-        newest = self.steps[-1]
-        cost = self.cost.predict(newest.num_tokens) if newest.only_decodes else 0.0
-        further = (self._fitting(REPETITIONS_SHARE * self._lookahead, cost) - 1) * cost
-        return max(0.0, self._left(now) + further - self._lookahead)
+        further, lookahead, newest = 0.0, self._lookahead, self.steps[-1]
+        if self.decode_steps > 1 and newest.only_decodes:
+            cost = self.cost.predict(newest.num_tokens)
+            further = (self._fitting(REPETITIONS_SHARE * lookahead, cost) - 1) * cost
+        return max(0.0, self._left(now) + further - lookahead)
 
     def repetitions(self, num_rows: int, now: float) -> int:
         """Most repetitions of a step that decodes so many rows and is sent at this moment; 1 for
@@ -87,8 +88,10 @@ class Window:
 
     def _left(self, now: float) -> float:
         """Seconds that the steps in flight are predicted to take from here on."""
-        predicted = sum(step.unanswered * self.cost.predict(step.num_tokens) for step in self.steps)
-        return max(0.0, self._busy_since + predicted - now) if self.steps else 0.0
+        predicted = 0.0
+        for step in self.steps:
+            predicted += step.unanswered * self.cost.predict(step.num_tokens)
+        return max(0.0, self._busy_since + predicted - now) if predicted else 0.0
 
     @property
     def _lookahead(self) -> float:
