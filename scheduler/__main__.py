@@ -173,7 +173,7 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
         default=1,
         help="most tokens that a step makes for each request when it has no prompt to compute and "
         "nobody who waits could be in it; a cancel, an end token or a stop string then wastes up "
-        "to --pipeline-depth x N - 1 tokens. Fewer where a request is nearer to its length, blocks "
+        "to --pipeline-depth x N tokens. Fewer where a request is nearer to its length, blocks "
         "are short, or the step would take longer than 2 ms, so that an arrival waits as long as "
         "without. At most the worker's --max-decode-steps",
     )

@@ -7,8 +7,9 @@ At most `--decode-steps` times, and as often as all of this allows:
   in it (the policy says so, `Decision.repeats`). A suspect (scheduler/core/suspects.py) makes one
   token at a time.
 - No row comes to its limit before the last repetition: a length is certain, and wastes nothing.
-  Where a token or a text ends is found late: then at most depth * decode_steps - 1 tokens of the
-  request are in flight, which are dropped and counted.
+  An end token is found late, when at most depth * decode_steps - 1 further tokens of the request
+  are in flight, and a cancel or a stop string may come one token earlier. They are dropped and
+  counted.
 - The step's tokens, of all repetitions, are within the step's budget.
 - What arrives waits no longer than for steps that repeat nothing (scheduler/core/window.py).
 - The free blocks hold all repetitions of all rows. Fewer repetitions come before a preemption.

@@ -60,7 +60,7 @@ def test_requests_get_their_tokens_in_fewer_steps_and_a_recording_of_them_replay
     assert status.steps == len(steps)
     sampled = sum(step.samples.count(1) * max(1, step.decode_steps) for step in steps)
     assert status.output_tokens + status.discarded_tokens == sampled
-    assert status.discarded_tokens <= 3 * 4 - 1
+    assert status.discarded_tokens <= 3 * 4  # of the one that left
     assert status.free_blocks == status.usable_blocks
     done = replay_process(recording)
     assert done.returncode == 0, done.stdout + done.stderr

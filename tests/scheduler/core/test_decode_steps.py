@@ -178,6 +178,17 @@ def test_a_cancel_amid_repetitions_frees_with_the_next_step_and_what_follows_is_
     harness.assert_pool_is_whole()
 
 
+def test_a_cancel_wastes_at_most_a_whole_window() -> None:
+    harness = Harness(pipeline_depth=3, decode_steps=4)
+    handle = harness.submit([1, 2], 60)
+    while len(harness.worker.unanswered) < 3 * 4:
+        harness.step()
+    harness.abort(handle)
+    harness.run()
+    assert harness.engine.totals.discarded_tokens == 3 * 4
+    harness.assert_pool_is_whole()
+
+
 def test_a_stop_string_found_amid_repetitions_sets_the_usage_and_the_rest_is_discarded() -> None:
     harness = Harness(pipeline_depth=2, decode_steps=4)
     handle = harness.submit([1, 2], 60)
