@@ -66,7 +66,9 @@ def prometheus(folder: Path, targets: dict[str, str]) -> Iterator[Prometheus]:
     reader.start()
     try:
         wait_for(lambda: any("Server is ready" in line for line in lines), "it is ready")
-        (address,) = re.findall(r'"Listening on" address=(\S+)', "".join(lines))
+        # Said by another of its threads, maybe later.
+        pattern = r'"Listening on" address=(\S+)'
+        (address,) = wait_for(lambda: re.findall(pattern, "".join(lines)), "it says where")
         yield Prometheus(address)
     finally:
         process.kill()
