@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nanoserve.tls import TlsFlags
 
 _Add = Callable[..., None]
+_SIMULATED = "simulated worker (no torch, no weights)"
 
 
 def parser() -> EnvironmentParser:
@@ -32,7 +33,7 @@ def parser() -> EnvironmentParser:
     _add_model(_adder(result.add_argument_group("model and pool")))
     _add_limits(_adder(result.add_argument_group("limits, which the scheduler learns")))
     _add_recording(_adder(result.add_argument_group("recordings, for python -m worker replay")))
-    _add_simulation(_adder(result.add_argument_group("simulated worker (no torch, no weights)")))
+    _add_simulation(_adder(result.add_argument_group(_SIMULATED)))
     result.add_print_config()
     return result
 
@@ -49,7 +50,7 @@ def replay_parser() -> argparse.ArgumentParser:
     _add_log(_adder(result))
     _add_model(_adder(result.add_argument_group("model and pool")))
     _add_limits(_adder(result.add_argument_group("limits")))
-    _add_simulation(_adder(result.add_argument_group("simulated worker (no torch, no weights)")))
+    _add_simulation(_adder(result.add_argument_group(_SIMULATED)))
     return result
 
 
@@ -60,7 +61,19 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     options = flags.parse_with(given, os.environ)
     if not options.simulate and options.model is None:
         flags.error("--model DIR is needed, or --simulate")
+    if not options.simulate and (given := _simulations(flags, options)):
+        flags.error(f"{', '.join(given)}: of no effect without --simulate")
     return options
+
+
+def _simulations(flags: argparse.ArgumentParser, options: argparse.Namespace) -> list[str]:
+    """What is given of the flags for a simulated worker alone."""
+    (group,) = (group for group in flags._action_groups if group.title == _SIMULATED)
+    return [
+        action.option_strings[0]
+        for action in group._group_actions
+        if getattr(options, action.dest) != action.default
+    ]
 
 
 def _add_process(add: _Add) -> None:
