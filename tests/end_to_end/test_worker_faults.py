@@ -75,11 +75,15 @@ def test_kills_that_meet_requests_alone_over_and_over_are_a_pause() -> None:
             for prompt in prompts
         ]
         killed: set[int] = set()
-        while len(killed) < 4:
+
+        def next_in_a_step() -> int:
             status = client.status()
-            if status.steps_in_flight and status.worker_incarnation not in killed:
-                killed.add(status.worker_incarnation)
-                os.kill(servers.child("worker").pid, signal.SIGKILL)
+            incarnation = status.worker_incarnation
+            return incarnation if status.steps_in_flight and incarnation not in killed else 0
+
+        for _ in range(4):
+            killed.add(wait_for(next_in_a_step, "another worker computes a step"))
+            os.kill(servers.child("worker").pid, signal.SIGKILL)
         for prompt, stream in zip(prompts, streams, strict=True):
             assert list(stream.collect().token_ids) == expected_tokens(prompt, 3, VOCAB)
         assert client.status().worker_restarts == 4
