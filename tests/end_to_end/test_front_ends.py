@@ -145,6 +145,7 @@ def outcomes(servers: FrontEnds) -> Counter[str]:
 def test_a_request_is_one_to_all_front_ends_by_its_id_and_in_the_status(
     two: FrontEnds, stubs
 ) -> None:
+    counted = outcomes(two).total()
     first, *others = stubs(two.address, 16)
     running = first.Generate(request(LONG, request_id="same"))
     got = list(next(running).token_ids)
@@ -161,6 +162,7 @@ def test_a_request_is_one_to_all_front_ends_by_its_id_and_in_the_status(
     got += next(running).token_ids
     assert got == expected_tokens(PROMPT, len(got), VOCAB)
     running.cancel()
+    wait_for(lambda: outcomes(two).total() == counted + 16, "all are counted")
 
 
 def test_the_queue_is_one_for_all_front_ends(start: Start, stubs) -> None:
@@ -181,6 +183,7 @@ def test_the_queue_is_one_for_all_front_ends(start: Start, stubs) -> None:
 def test_a_killed_front_end_takes_its_own_streams_with_it_and_is_replaced(
     two: FrontEnds, stubs
 ) -> None:
+    counted = outcomes(two).total()
     calls = [stub.Generate(request(LONG)) for stub in stubs(two.address, 16)]
     got = [list(next(call).token_ids) for call in calls]
     before = two.processes()
@@ -205,6 +208,7 @@ def test_a_killed_front_end_takes_its_own_streams_with_it_and_is_replaced(
     wait_for(lambda: is_whole(two), "the pool is whole")
     totals = asyncio.run(run_streams(two.address, 40, channels=8))
     assert totals.outcomes["length"] + totals.outcomes["stop"] == 38
+    wait_for(lambda: outcomes(two).total() == counted + 16 + 40, "all are counted")
 
 
 def test_a_drain_lets_the_streams_of_all_front_ends_finish(start: Start, stubs) -> None:
