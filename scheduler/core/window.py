@@ -131,6 +131,3 @@ class Window:
         self.cost.learn(step.num_tokens, (times.device + times.sample) / 1e9)
         self._busy_since = now
         return step
-
-    def clear(self) -> None:
-        self.steps.clear()

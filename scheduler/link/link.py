@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 
 import grpc
-import numpy as np
 
 from nanoserve import tls
 from nanoserve.channel import tls_options
@@ -18,12 +17,11 @@ from scheduler.core.worker_link import (
     Connected,
     Disconnected,
     Inbox,
-    StepAnswer,
     StepPlan,
     StepRefused,
-    StepTimes,
     WorkerInfo,
 )
+from scheduler.link.answer import step_answer
 from scheduler.link.backoff import Backoff
 from scheduler.link.channel_options import CHANNEL_OPTIONS
 from scheduler.link.encoder import encode_step
@@ -40,6 +38,7 @@ _CONTROL_SECONDS = 5.0
 # Between tries that a person must make work: another model, another version, an older epoch.
 _SLOW_RETRY_SECONDS = 5.0
 
+_TO_RESET = "a step was refused or answered wrongly"
 _GIVEN_UP = "it did not answer in time and was given up"
 
 
@@ -118,7 +117,7 @@ class GrpcWorkerLink:
             try:
                 self._session()
                 # Not at once after a refusal either: what recomputes may be refused again.
-                reason = "a refused step" if self._must_reset else "the end of the stream"
+                reason = _TO_RESET if self._must_reset else "the end of the stream"
             except ConnectRefused as error:
                 reason, lasting = str(error), True
             except grpc.RpcError as error:
@@ -144,7 +143,7 @@ class GrpcWorkerLink:
             call = StepCall(steps, self._epoch)
             try:
                 self._open(call, info)
-                self._read(call)
+                self._read(call, info.vocab_size)
             finally:
                 with self._lock:
                     self._call = None
@@ -194,7 +193,7 @@ class GrpcWorkerLink:
         )
         self._inbox.post(Connected(info, resumed))
 
-    def _read(self, call: StepCall) -> None:
+    def _read(self, call: StepCall, vocab_size: int) -> None:
         for result in call.results():
             if result.HasField("refusal"):
                 self._refuse(result)
@@ -202,14 +201,15 @@ class GrpcWorkerLink:
             try:
                 with self._lock:
                     answered = self._window.answered(result.step_id, result.sub_step)
-            except LookupError as error:
-                log.error("the worker at %s answers out of order: %s", self._address, error)
+                if answered is None:
+                    continue
+                answer = step_answer(result, answered[0], vocab_size, answered[1])
+            except (LookupError, ValueError) as error:
+                log.error("the worker at %s answers wrongly: %s", self._address, error)
                 self._must_reset = True
                 return
-            if answered is not None:
-                self._backoff.reset()
-                sent, round_trip = answered
-                self._inbox.post(step_answer(result, round_trip, sent.ByteSize()))
+            self._backoff.reset()
+            self._inbox.post(answer)
 
     def _refuse(self, result: worker_pb2.StepResult) -> None:
         refusal = result.refusal
@@ -259,25 +259,4 @@ def worker_info(response: worker_pb2.ConnectResponse) -> WorkerInfo:
         max_step_tokens=response.limits.max_step_tokens,
         max_steps_in_flight=response.limits.max_steps_in_flight,
         max_decode_steps=response.limits.max_decode_steps,
-    )
-
-
-def step_answer(result: worker_pb2.StepResult, round_trip_ns: int, bytes_sent: int) -> StepAnswer:
-    times = result.times
-    return StepAnswer(
-        step_id=result.step_id,
-        tokens=np.frombuffer(result.tokens, "<i4"),
-        non_finite=np.frombuffer(result.flags, "u1").astype(bool) if result.flags else None,
-        times_ns=StepTimes(
-            times.queue,
-            times.input,
-            times.device,
-            times.sample,
-            times.total,
-            round_trip_ns,
-            times.idle if times.HasField("idle") else None,
-        ),
-        bytes_sent=bytes_sent,
-        bytes_received=result.ByteSize(),
-        sub_step=result.sub_step,
     )

@@ -203,7 +203,7 @@ def test_a_refused_step_is_reported_and_followed_by_a_fresh_incarnation() -> Non
         assert inbox.next(StepRefused) == StepRefused(
             1, "free_rows[0] is 3, which is not live; row 3"
         )
-        assert inbox.next(Disconnected).reason == "a refused step"
+        assert inbox.next(Disconnected).reason == "a step was refused or answered wrongly"
         connected = inbox.next(Connected)
         assert not connected.resumed
         second = connected.info.incarnation

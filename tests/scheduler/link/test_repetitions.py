@@ -104,8 +104,10 @@ def wrong_worker(*results: worker_pb2.StepResult) -> Iterator[str]:
         server.stop(0).wait()
 
 
-def result(step_id: int, sub_step: int) -> worker_pb2.StepResult:
-    return worker_pb2.StepResult(step_id=step_id, sub_step=sub_step, tokens=b"\1\0\0\0")
+def result(
+    step_id: int, sub_step: int, tokens: bytes = b"\1\0\0\0", flags: bytes = b""
+) -> worker_pb2.StepResult:
+    return worker_pb2.StepResult(step_id=step_id, sub_step=sub_step, tokens=tokens, flags=flags)
 
 
 def begin(link, inbox: Inbox) -> None:
@@ -113,9 +115,21 @@ def begin(link, inbox: Inbox) -> None:
     assert [inbox.next(StepAnswer).sub_step for _ in range(2)] == [0, 1]
 
 
-@pytest.mark.parametrize("wrong", [result(1, 1), result(1, 3), result(2, 0)])
-def test_a_stale_or_early_result_amid_those_of_a_step_resets_the_worker(
-    wrong: worker_pb2.StepResult,
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (result(1, 1), "sub_step 1 of step 1 was answered, but 2 is next"),
+        (result(1, 3), "sub_step 3 of step 1 was answered, but 2 is next"),
+        (result(2, 0), "step 2 was answered, but the oldest unanswered is 1"),
+        (result(1, 2, b"\1\0\0"), "3 bytes of tokens, must be 4 for each of 1 sequences"),
+        (result(1, 2, 8 * b"\0"), "8 bytes of tokens, must be 4 for each of 1 sequences"),
+        (result(1, 2, flags=b"\0\0"), "2 flags, must be 0 or 1"),
+        (result(1, 2, b"\xe8\3\0\0"), "the token 1000, must be below 1000 and not negative"),
+        (result(1, 2, 4 * b"\xff"), "the token 4294967295, must be below 1000 and not negative"),
+    ],
+)
+def test_a_wrong_result_amid_those_of_a_step_is_told_and_resets_the_worker(
+    wrong: worker_pb2.StepResult, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
         wrong_worker(result(1, 0), result(1, 1), wrong) as address,
@@ -125,6 +139,8 @@ def test_a_stale_or_early_result_amid_those_of_a_step_resets_the_worker(
         connected = inbox.next(Connected)
         assert not connected.resumed
         assert connected.info.incarnation == 2
+        assert inbox.empty(), "nothing of the wrong result is passed on"
+    assert why in caplog.text
 
 
 def test_a_refusal_amid_the_results_of_a_step_is_told_and_resets_the_worker() -> None:
@@ -136,5 +152,5 @@ def test_a_refusal_amid_the_results_of_a_step_is_told_and_resets_the_worker() ->
     ):
         begin(link, inbox)
         assert inbox.next(StepRefused) == StepRefused(1, "it is bad", sequence=0)
-        assert inbox.next(Disconnected).reason == "a refused step"
+        assert inbox.next(Disconnected).reason == "a step was refused or answered wrongly"
         assert not inbox.next(Connected).resumed

@@ -1,0 +1,45 @@
+"""From the wire's StepResult to the engine's answer, checked against the step that it answers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nanoserve.v1 import worker_pb2
+from scheduler.core.worker_link import StepAnswer, StepTimes
+
+
+def step_answer(
+    result: worker_pb2.StepResult, step: worker_pb2.Step, vocab_size: int, round_trip_ns: int
+) -> StepAnswer:
+    """Raises ValueError if the result is not what worker.proto says of it."""
+    name, sampling = f"the result of step {result.step_id}", step.samples.count(1)
+    if len(result.tokens) != 4 * sampling:
+        raise ValueError(
+            f"{name} has {len(result.tokens)} bytes of tokens, must be 4 for each of "
+            f"{sampling} sequences"
+        )
+    if len(result.flags) not in (0, sampling):
+        raise ValueError(f"{name} has {len(result.flags)} flags, must be 0 or {sampling}")
+    tokens = np.frombuffer(result.tokens, "<i4")
+    if sampling and (most := int(tokens.view("<u4").max())) >= vocab_size:
+        raise ValueError(
+            f"{name} has the token {most}, must be below {vocab_size} and not negative"
+        )
+    times = result.times
+    return StepAnswer(
+        step_id=result.step_id,
+        tokens=tokens,
+        non_finite=np.frombuffer(result.flags, "u1").astype(bool) if result.flags else None,
+        times_ns=StepTimes(
+            times.queue,
+            times.input,
+            times.device,
+            times.sample,
+            times.total,
+            round_trip_ns,
+            times.idle if times.HasField("idle") else None,
+        ),
+        bytes_sent=step.ByteSize(),
+        bytes_received=result.ByteSize(),
+        sub_step=result.sub_step,
+    )
