@@ -118,7 +118,8 @@ def _add_model(add: _Add) -> None:
 
 
 def _add_limits(add: _Add) -> None:
-    add("--max-rows", "requests that run at a time", 256, "ROWS")
+    rows = "512 on CUDA, 256 elsewhere"
+    add("--max-rows", "requests that run at a time", int, "ROWS", rows)
     add("--max-model-len", "longest prompt and output together", int, "TOKENS", "the model's limit")
     most = "8192 on CUDA, 2048 elsewhere, or --max-rows if that is more"
     add("--max-step-tokens", "largest step", int, "TOKENS", most)

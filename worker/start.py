@@ -28,6 +28,7 @@ _Number = TypeVar("_Number", int, float)
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _STEP_TOKENS = {"cuda": 8192, "cpu": 2048, "simulated": 2048}
+_ROWS = {"cuda": 512, "cpu": 256, "simulated": 256}
 _SIMULATED_BLOCKS = 4096
 
 
@@ -69,7 +70,7 @@ def _geometry(
         max_model_len=max_model_len,
         num_blocks=num_blocks,
         block_size=flags.block_size,
-        max_rows=flags.max_rows,
+        max_rows=_rows(flags, device),
         max_step_tokens=_step_tokens(flags, device),
         max_steps_in_flight=flags.max_steps_in_flight,
         max_decode_steps=flags.max_decode_steps,
@@ -78,7 +79,11 @@ def _geometry(
 
 
 def _step_tokens(flags: argparse.Namespace, device: str) -> int:
-    return _given(flags.max_step_tokens, max(_STEP_TOKENS[device], flags.max_rows))
+    return _given(flags.max_step_tokens, max(_STEP_TOKENS[device], _rows(flags, device)))
+
+
+def _rows(flags: argparse.Namespace, device: str) -> int:
+    return _given(flags.max_rows, _ROWS[device])
 
 
 def _given(flag: _Number | None, default: _Number) -> _Number:
@@ -221,7 +226,7 @@ def _pool(flags: argparse.Namespace, model: Llama, geometry: Geometry, cuda_grap
         model.config,
         model.dtype,
         flags.block_size,
-        max_rows=flags.max_rows,
+        max_rows=geometry.max_rows,
         num_blocks=flags.num_blocks,
         kv_memory=kv_memory,
         available=available,
