@@ -7,6 +7,7 @@ import time
 
 from nanoserve.v1 import inference_pb2
 from scheduler.api.errors import CallError
+from scheduler.api.output_logprobs import OutputLogprobs
 from scheduler.api.output_text import OutputText
 from scheduler.core.front_end import (
     Failure,
@@ -16,6 +17,7 @@ from scheduler.core.front_end import (
     RequestUsage,
     Submission,
 )
+from scheduler.core.logprobs import TokenLogprobs
 
 # Characters. A message of that many takes at most 1 MiB, a quarter of what gRPC clients
 # accept unless told otherwise.
@@ -45,6 +47,8 @@ class OutputStream:
         self._submission = submission
         self._text = text
         self._token_ids: list[int] = []
+        top = submission.top_logprobs
+        self._logprobs = None if top is None else OutputLogprobs(top)
         self._late_text = ""  # of tokens already sent, too long for their message
         self._matched_stop: str | None = None
         self._end: Finished | Failure | None = None
@@ -55,10 +59,14 @@ class OutputStream:
         """Whether the last event is known: nothing that comes later counts."""
         return self._end is not None
 
-    def push(self, token_id: int) -> bool:
-        """Adds a token; true if it completes a stop string. Later ones are dropped."""
+    def push(self, token_id: int, logprobs: TokenLogprobs | None = None) -> bool:
+        """Adds a token, and its `logprobs` if the request asks for them; true if it completes a
+        stop string. Later ones are dropped. Raises ValueError if they are not what was asked
+        for."""
         if self._matched_stop is not None or self._end is not None:
             return False
+        if self._logprobs is not None:
+            self._logprobs.push(logprobs)
         self.last_token_at = time.monotonic()
         if not self.num_tokens:
             self.first_token_at = self.last_token_at
@@ -89,17 +97,28 @@ class OutputStream:
         self._news.clear()
         if isinstance(self._end, Failure):
             raise CallError.of(self._end)
-        text = self._late_text + self._text.take()
-        self._late_text = text[LONGEST_TEXT:]
-        response = inference_pb2.GenerateResponse(
-            request_id=self.request_id, text=text[:LONGEST_TEXT], token_ids=self._token_ids
-        )
-        self._token_ids.clear()
-        if self._late_text:
+        response = inference_pb2.GenerateResponse(request_id=self.request_id)
+        self._put_tokens(response)
+        if not self._token_ids:  # text never comes before its tokens
+            text = self._late_text + self._text.take()
+            self._late_text = text[LONGEST_TEXT:]
+            response.text = text[:LONGEST_TEXT]
+        if self._token_ids or self._late_text:
             self._news.set()
         elif self._end is not None:
             self._set_finish(response, self._end.finish)
         return response
+
+    def _put_tokens(self, response: inference_pb2.GenerateResponse) -> None:
+        """All there are; with log-probabilities no more than make a message of bearable size."""
+        if self._logprobs is None:
+            response.token_ids.extend(self._token_ids)
+            self._token_ids.clear()
+            return
+        count = min(len(self._token_ids), self._logprobs.most_at_a_time)
+        response.token_ids.extend(self._token_ids[:count])
+        response.logprobs.extend(self._logprobs.take(count))
+        del self._token_ids[:count]
 
     def _finished_by_match(self, told: RequestUsage | None) -> Finished:
         """For a request that the engine ended badly after its last token that counts. The

@@ -7,6 +7,7 @@ import itertools
 import logging
 import time
 from dataclasses import dataclass
+from itertools import repeat
 
 import grpc
 
@@ -87,12 +88,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
     def deliver(self, batch: EventBatch) -> None:
         """Hands out a batch of the engine's events. Called on the event loop."""
         streams = self._streams
-        for handle, token_id in zip(batch.handles.tolist(), batch.token_ids.tolist(), strict=True):
+        handles, token_ids = batch.handles.tolist(), batch.token_ids.tolist()
+        logprobs = batch.logprobs.by_token(len(handles)) if batch.logprobs else repeat(None)
+        for handle, token_id, its_logprobs in zip(handles, token_ids, logprobs, strict=False):
             stream = streams.get(handle)
             if stream is None:
                 continue
             try:
-                matched = stream.push(token_id)
+                matched = stream.push(token_id, its_logprobs)
             except Exception:
                 self._fail(stream)
                 continue
@@ -229,6 +232,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
             arrival=call.arrival,
             deadline=call.deadline,
             trace_parent=call.trace.trace_parent,
+            penalties=parameters.penalties,
+            top_logprobs=parameters.top_logprobs,
         )
         await self._stream(submission, text, context, call)
 

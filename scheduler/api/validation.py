@@ -11,14 +11,18 @@ from dataclasses import dataclass
 from nanoserve.v1 import inference_pb2
 from scheduler.api.errors import invalid
 from scheduler.core.front_end import Limits
+from scheduler.core.penalties import Penalties
 
 LONGEST_REQUEST_ID = 128
 MOST_STOP_STRINGS = 16
 LONGEST_STOP_STRING = 256
 MOST_STOP_TOKENS = 64
 # 0.01 as a 32-bit float is a little less than 0.01.
-LOWEST_TEMPERATURE: float = struct.unpack("<f", struct.pack("<f", 0.01))[0]
-HIGHEST_TEMPERATURE = 100.0
+_HUNDREDTH: float = struct.unpack("<f", struct.pack("<f", 0.01))[0]
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = _HUNDREDTH, 100.0
+LOWEST_REPETITION_PENALTY, HIGHEST_REPETITION_PENALTY = _HUNDREDTH, 100.0
+LARGEST_PENALTY = 2.0  # frequency and presence, either way
+MOST_TOP_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,8 @@ class Parameters:
     stop_token_ids: frozenset[int]
     ignore_eos: bool
     include_special_tokens: bool
+    penalties: Penalties
+    top_logprobs: int | None
 
 
 def check_parameters(
@@ -50,6 +56,8 @@ def check_parameters(
         stop_token_ids=_stop_token_ids(request.stop_token_ids, limits.vocab_size),
         ignore_eos=request.ignore_eos,
         include_special_tokens=request.include_special_tokens,
+        penalties=_penalties(request),
+        top_logprobs=_top_logprobs(request, limits.vocab_size),
     )
 
 
@@ -150,6 +158,44 @@ def _temperature(value: float) -> float:
             "temperature", f"{value:g}, must be 0, or from 0.01 to {HIGHEST_TEMPERATURE:g}"
         )
     return value
+
+
+def _penalties(request: inference_pb2.GenerateRequest) -> Penalties:
+    repetition = request.repetition_penalty if request.HasField("repetition_penalty") else 1.0
+    if not LOWEST_REPETITION_PENALTY <= repetition <= HIGHEST_REPETITION_PENALTY:  # nor NaN
+        raise invalid(
+            "repetition_penalty",
+            f"{repetition:g}, must be from 0.01 to {HIGHEST_REPETITION_PENALTY:g}; "
+            f"1, or leaving it out, changes nothing",
+        )
+    return Penalties(
+        repetition,
+        _additive_penalty("frequency_penalty", request.frequency_penalty),
+        _additive_penalty("presence_penalty", request.presence_penalty),
+    )
+
+
+def _additive_penalty(field: str, value: float) -> float:
+    if not -LARGEST_PENALTY <= value <= LARGEST_PENALTY:  # NaN fails this
+        raise invalid(
+            field,
+            f"{value:g}, must be from {-LARGEST_PENALTY:g} to {LARGEST_PENALTY:g}; 0, or leaving "
+            f"it out, changes nothing",
+        )
+    return value + 0.0  # -0.0 is 0
+
+
+def _top_logprobs(request: inference_pb2.GenerateRequest, vocab_size: int) -> int | None:
+    if not request.HasField("top_logprobs"):
+        return None
+    most = min(MOST_TOP_LOGPROBS, vocab_size)
+    if not 0 <= request.top_logprobs <= most:
+        raise invalid(
+            "top_logprobs",
+            f"{request.top_logprobs}, must be from 0 to {most}; leave it out for no "
+            f"log-probabilities",
+        )
+    return request.top_logprobs
 
 
 def _seed(value: int) -> int:

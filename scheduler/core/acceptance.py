@@ -7,6 +7,7 @@ import numpy as np
 from scheduler.core.finish import finish
 from scheduler.core.front_end import Failure, FailureKind, FinishReason
 from scheduler.core.ledger import Ledger
+from scheduler.core.logprobs import Logprobs
 from scheduler.core.outbox import Outbox
 from scheduler.core.request import Request, Verdict
 from scheduler.core.step_in_flight import StepInFlight
@@ -34,9 +35,11 @@ def accept(
     for i in np.flatnonzero(bad):
         _fail_non_finite(ledger, step.requests[i], outbox, now)
     for i in np.flatnonzero(~current & ~bad):
-        _accept_late(ledger, step.requests[i], int(tokens[i]), outbox, now)
+        logprobs = answer.logprobs and answer.logprobs.of(np.arange(len(rows)) == i)
+        _accept_late(ledger, step.requests[i], int(tokens[i]), logprobs, outbox, now)
     good = current & ~held & ~bad
-    _accept_running(ledger, rows[good], tokens[good], outbox, now)
+    logprobs = answer.logprobs and answer.logprobs.of(good)
+    _accept_running(ledger, rows[good], tokens[good], logprobs, outbox, now)
 
 
 def _publish(ledger: Ledger, step: StepInFlight, sub_step: int) -> None:
@@ -54,14 +57,19 @@ def _pass_over(ledger: Ledger, at: np.ndarray, rewrites: np.ndarray) -> None:
 
 
 def _accept_running(
-    ledger: Ledger, at: np.ndarray, tokens: np.ndarray, outbox: Outbox, now: float
+    ledger: Ledger,
+    at: np.ndarray,
+    tokens: np.ndarray,
+    logprobs: Logprobs | None,
+    outbox: Outbox,
+    now: float,
 ) -> None:
     """One more token for each of the rows `at`."""
     rows, times = ledger.rows, ledger.statistics.requests
     accepted = rows.accepted[at]
     rows.tokens[at, accepted] = tokens
     rows.accepted[at] = accepted + 1
-    outbox.tokens(rows.handle[at], tokens)
+    outbox.tokens(rows.handle[at], tokens, logprobs)
     ledger.totals.output_tokens += len(at)
     first = accepted == rows.prompt_len[at]
     times.inter_token.observe_all(now - rows.last_token_at[at[~first]])
@@ -74,7 +82,14 @@ def _accept_running(
         _finish_at(ledger, rows.request[at[i]], int(tokens[i]), bool(stopped[i]), outbox, now)
 
 
-def _accept_late(ledger: Ledger, request: Request, token: int, outbox: Outbox, now: float) -> None:
+def _accept_late(
+    ledger: Ledger,
+    request: Request,
+    token: int,
+    logprobs: Logprobs | None,
+    outbox: Outbox,
+    now: float,
+) -> None:
     """A token for a request that no longer has the row: it was put back and waits for
     this answer, or it has ended."""
     if request.ended:
@@ -82,7 +97,7 @@ def _accept_late(ledger: Ledger, request: Request, token: int, outbox: Outbox, n
         return
     request.unanswered -= 1
     request.tokens = np.append(request.tokens, np.int32(token))
-    outbox.tokens(np.array([request.handle]), np.array([token], np.int32))
+    outbox.tokens(np.array([request.handle]), np.array([token], np.int32), logprobs)
     ledger.totals.output_tokens += 1
     if len(request.tokens) == request.prompt_len + 1:
         _first_token(ledger, request, now)

@@ -15,6 +15,9 @@ from typing import Protocol
 
 import numpy as np
 
+from scheduler.core.logprobs import Logprobs
+from scheduler.core.penalties import NO_PENALTIES, Penalties
+
 
 class FailureKind(enum.Enum):
     """Why a request failed. The front end turns it into a gRPC status."""
@@ -42,7 +45,9 @@ class Submission:
 
     `max_tokens` None means as many as the model and the pool have room for.
     `deadline` is on `time.monotonic()`, seconds. `arrival` likewise. `trace_parent` is
-    a W3C traceparent, for logs and spans only; empty if there is none.
+    a W3C traceparent, for logs and spans only; empty if there is none. `top_logprobs`: of how
+    many of the most likely tokens log-probabilities come beside each token's own; None: none
+    come at all.
     """
 
     handle: int
@@ -55,6 +60,8 @@ class Submission:
     arrival: float
     deadline: float | None = None
     trace_parent: str = ""
+    penalties: Penalties = NO_PENALTIES
+    top_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,13 +231,15 @@ class EventBatch:
 
     Tokens come as two columns of one length, so that the engine touches no object
     for a row that just goes on: token_ids[i] is the next token of handles[i]. A
-    handle may stand there more than once. The tokens come before the ends.
+    handle may stand there more than once. The tokens come before the ends. `logprobs`
+    belong to the tokens; None: nobody in this batch asked for any.
     """
 
     handles: np.ndarray  # int64 [m]
     token_ids: np.ndarray  # int32 [m]
     ends: list[Finished | Failure] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)
+    logprobs: Logprobs | None = None
 
 
 class FrontEnd(Protocol):

@@ -5,19 +5,26 @@ from __future__ import annotations
 import numpy as np
 
 from scheduler.core.front_end import EventBatch, Failure, FailureKind, Finished, Snapshot
+from scheduler.core.logprobs import Logprobs, joined
 
 
 class Outbox:
     def __init__(self) -> None:
         self._handles: list[np.ndarray] = []
         self._token_ids: list[np.ndarray] = []
+        self._num_tokens = 0
+        self._logprobs: list[tuple[int, Logprobs]] = []  # with the number of tokens before theirs
         self._ends: list[Finished | Failure] = []
         self._snapshots: list[Snapshot] = []
 
-    def tokens(self, handles: np.ndarray, token_ids: np.ndarray) -> None:
-        """One more token for each handle. Shapes: [m] and [m]."""
+    def tokens(self, handles: np.ndarray, token_ids: np.ndarray, logprobs: Logprobs | None) -> None:
+        """One more token for each handle, and what log-probabilities they have. Shapes: [m] and
+        [m]."""
         self._handles.append(handles)
         self._token_ids.append(token_ids)
+        if logprobs is not None:
+            self._logprobs.append((self._num_tokens, logprobs))
+        self._num_tokens += len(handles)
 
     def end(self, event: Finished | Failure) -> None:
         self._ends.append(event)
@@ -37,6 +44,8 @@ class Outbox:
             np.concatenate([np.empty(0, np.int32), *self._token_ids]),
             self._ends,
             self._snapshots,
+            joined(self._logprobs),
         )
         self._handles, self._token_ids, self._ends, self._snapshots = [], [], [], []
+        self._num_tokens, self._logprobs = 0, []
         return batch

@@ -52,6 +52,7 @@ class Planner:
             slot_mapping=_slots(ledger, at, query_lens, context_lens, count),
             samples=samples,
             decode_steps=count,
+            logprob_counts=rows.logprobs[at[samples]] if rows.num_with_logprobs else None,
         )
         rows.computed[at] = last_lens
         return plan, self._commit(ledger, decision, plan, context_lens, rewrites)
@@ -118,4 +119,6 @@ def _new_row(ledger: Ledger, row: int) -> NewRow:
         temperature=request.submission.temperature,
         seed=request.seed,
         trace_parent=request.submission.trace_parent,
+        penalties=request.submission.penalties,
+        top_logprobs=request.submission.top_logprobs,
     )

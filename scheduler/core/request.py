@@ -66,6 +66,12 @@ class Request:
     def request_id(self) -> str:
         return self.submission.request_id
 
+    @property
+    def num_logprobs(self) -> int:
+        """How many come with each of its tokens; 0: it asks for none."""
+        top = self.submission.top_logprobs
+        return 0 if top is None else 1 + top
+
     def usage(self, now: float, output_tokens: int | None = None) -> RequestUsage:
         """Of a request whose tokens are its own: without a row, or held. `output_tokens`
         counts where text ended it earlier."""

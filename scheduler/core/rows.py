@@ -21,6 +21,7 @@ class Rows:
     reserved  tokens that the row's table holds blocks for from its first step on; 0 if it
               grows as they are computed
     held      the request's output is complete and the row runs on: see Hold
+    logprobs  how many log-probabilities each sampled token comes with; 0: none
     last_token_at  time.monotonic() of the last token accepted
 
     Always accepted <= known <= limit and computed < known for a row that may be
@@ -47,6 +48,8 @@ class Rows:
         # the row when the step was planned.
         self.generation = np.zeros(max_rows, np.int64)
         self.last_token_at = np.zeros(max_rows, np.float64)
+        self.logprobs = np.zeros(max_rows, np.int64)
+        self.num_with_logprobs = 0
         self.tokens = np.zeros((max_rows, max_tokens), np.int32)
         self.stop_ids = np.full((max_rows, 8), NO_TOKEN, np.int32)
         self._free = list(range(max_rows - 1, -1, -1))
@@ -86,6 +89,8 @@ class Rows:
         self.last_token_at[row] = request.last_token_at
         self.tokens[row, :count] = request.tokens
         self._set_stop_ids(row, request.stop_ids)
+        self.logprobs[row] = request.num_logprobs
+        self.num_with_logprobs += request.num_logprobs > 0
         return row
 
     def hold(self, row: int) -> None:
@@ -103,6 +108,7 @@ class Rows:
         self.request[row] = None
         self.live[row] = self.held[row] = False
         self.generation[row] += 1
+        self.num_with_logprobs -= request.num_logprobs > 0
         self._free.append(row)
         return request
 

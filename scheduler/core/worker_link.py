@@ -12,6 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
+from scheduler.core.logprobs import Logprobs
+from scheduler.core.penalties import NO_PENALTIES, Penalties
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
@@ -44,12 +47,14 @@ class NewRow:
     seed: int
     tokens_in_pool: int = 0
     trace_parent: str = ""  # for logs and spans only
+    penalties: Penalties = NO_PENALTIES
+    top_logprobs: int | None = None  # None: no log-probabilities
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step as the policy decided it; pure data. The planner fills it, the link
-    encodes it. Shapes: s sequences, t tokens, k decode_steps."""
+    encodes it. Shapes: s sequences, m of them that sample, t tokens, k decode_steps."""
 
     step_id: int
     incarnation: int
@@ -64,6 +69,9 @@ class StepPlan:
     slot_mapping: np.ndarray  # int64 [t]; with k above 1 [k * s], one repetition after the other
     samples: np.ndarray  # bool [s]
     decode_steps: int = 1
+    # int64 [m]: how many log-probabilities come with each sampled token; None: no row of the
+    # worker's has any. Not for the wire: the link checks answers with it.
+    logprob_counts: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +105,7 @@ class StepAnswer:
     bytes_sent: int = 0  # the step on the wire
     bytes_received: int = 0  # this answer
     sub_step: int = 0  # which repetition
+    logprobs: Logprobs | None = None  # of the tokens; None: none was asked for
 
 
 @dataclass(frozen=True, slots=True)

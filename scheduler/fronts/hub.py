@@ -33,7 +33,11 @@ def split(batch: EventBatch) -> dict[int, EventBatch]:
     parts: dict[int, EventBatch] = {}
     for number in np.unique(numbers).tolist():
         chosen = numbers == number
-        parts[number] = EventBatch(batch.handles[chosen] & _OWN_MASK, batch.token_ids[chosen])
+        parts[number] = EventBatch(
+            batch.handles[chosen] & _OWN_MASK,
+            batch.token_ids[chosen],
+            logprobs=batch.logprobs and batch.logprobs.of(chosen),
+        )
     for event in batch.ends:
         own = dataclasses.replace(event, handle=event.handle & _OWN_MASK)
         _part(parts, event.handle).ends.append(own)

@@ -28,6 +28,7 @@ from scheduler.core.front_end import (
     SnapshotRequest,
     Submission,
 )
+from scheduler.core.logprobs import Logprobs
 
 _COUNT = struct.Struct("=I")
 
@@ -61,8 +62,8 @@ class _WireAbort:
     output_tokens: int | None
 
 
-# A batch's ends by kind: the requests differ, so their order says nothing.
-_WireEnds = tuple[list[Finished], list[Failure], list[Snapshot]]
+# What most batches have nothing of. Ends by kind: the requests differ, so their order says nothing.
+_WireRest = tuple[list[Finished], list[Failure], list[Snapshot], Logprobs | None]
 
 Message = (
     Started
@@ -111,8 +112,8 @@ def _unpacker(kind: Any) -> Callable[[bytes | memoryview], Any]:
 
 _unpack_submission = _unpacker(Submission)
 _unpack_abort = _unpacker(_WireAbort)
-_unpack_ends = _unpacker(_WireEnds)
-_NO_ENDS = _pack(([], [], []))
+_unpack_rest = _unpacker(_WireRest)
+_NO_REST = _pack(([], [], [], None))
 
 
 def _pack_submission(submission: Submission) -> bytes:
@@ -144,25 +145,26 @@ def _read_abort(body: bytes) -> Abort:
 
 
 def _pack_batch(batch: EventBatch) -> bytes:
-    ends = _NO_ENDS
-    if batch.ends or batch.snapshots:
+    rest = _NO_REST
+    if batch.ends or batch.snapshots or batch.logprobs is not None:
         finished = [end for end in batch.ends if isinstance(end, Finished)]
         failures = [end for end in batch.ends if isinstance(end, Failure)]
-        ends = _pack((finished, failures, batch.snapshots))
+        rest = _pack((finished, failures, batch.snapshots, batch.logprobs))
     handles = np.asarray(batch.handles, np.int64).tobytes()
     token_ids = np.asarray(batch.token_ids, np.int32).tobytes()
-    return b"".join((_COUNT.pack(len(batch.handles)), handles, token_ids, ends))
+    return b"".join((_COUNT.pack(len(batch.handles)), handles, token_ids, rest))
 
 
 def _read_batch(body: bytes) -> EventBatch:
     (count,) = _COUNT.unpack_from(body)
     start, ids, end = _COUNT.size, _COUNT.size + 8 * count, _COUNT.size + 12 * count
-    finished, failures, snapshots = _unpack_ends(memoryview(body)[end:])
+    finished, failures, snapshots, logprobs = _unpack_rest(memoryview(body)[end:])
     return EventBatch(
         np.frombuffer(body[start:ids], np.int64),
         np.frombuffer(body[ids:end], np.int32),
         [*finished, *failures],
         snapshots,
+        logprobs,
     )
 
 

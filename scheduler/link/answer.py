@@ -6,13 +6,16 @@ import numpy as np
 
 from nanoserve.v1 import worker_pb2
 from scheduler.core.worker_link import StepAnswer, StepTimes
+from scheduler.link.logprobs import result_logprobs
+from scheduler.link.window import SentStep
 
 
 def step_answer(
-    result: worker_pb2.StepResult, step: worker_pb2.Step, vocab_size: int, round_trip_ns: int
+    result: worker_pb2.StepResult, sent: SentStep, vocab_size: int, round_trip_ns: int
 ) -> StepAnswer:
     """Raises ValueError if the result is not what worker.proto says of it."""
-    name, sampling = f"the result of step {result.step_id}", step.samples.count(1)
+    name, step = f"the result of step {result.step_id}", sent.message
+    sampling = step.samples.count(1)
     if len(result.tokens) != 4 * sampling:
         raise ValueError(
             f"{name} has {len(result.tokens)} bytes of tokens, must be 4 for each of "
@@ -42,4 +45,5 @@ def step_answer(
         bytes_sent=step.ByteSize(),
         bytes_received=result.ByteSize(),
         sub_step=result.sub_step,
+        logprobs=result_logprobs(result, sent.logprob_counts, vocab_size),
     )

@@ -33,6 +33,17 @@ def _int32(column: np.ndarray) -> bytes:
     return column.astype("<i4", copy=False).tobytes()
 
 
+def _sampling(row: NewRow) -> worker_pb2.SamplingParams:
+    penalties = row.penalties
+    return worker_pb2.SamplingParams(
+        temperature=row.temperature,
+        seed=row.seed,
+        repetition_penalty=penalties.repetition if penalties.repetition != 1 else None,
+        presence_penalty=penalties.presence,
+        frequency_penalty=penalties.frequency,
+    )
+
+
 def _new_row(row: NewRow) -> worker_pb2.NewRow:
     return worker_pb2.NewRow(
         row=row.row,
@@ -41,6 +52,7 @@ def _new_row(row: NewRow) -> worker_pb2.NewRow:
         prompt_len=row.prompt_len,
         tokens_in_pool=row.tokens_in_pool,
         block_ids=_int32(row.block_ids),
-        sampling=worker_pb2.SamplingParams(temperature=row.temperature, seed=row.seed),
+        sampling=_sampling(row),
         trace_parent=row.trace_parent,
+        top_logprobs=row.top_logprobs,
     )

@@ -91,7 +91,7 @@ class GrpcWorkerLink:
     def send(self, plan: StepPlan) -> None:
         message = encode_step(plan)
         with self._lock:
-            if self._window.add(message) and self._call:
+            if self._window.add(message, plan.logprob_counts) and self._call:
                 self._call.put(message)
 
     def give_up(self) -> None:

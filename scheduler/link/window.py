@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from nanoserve.v1 import worker_pb2
 
 
@@ -16,6 +18,7 @@ class SentStep:
 
     message: worker_pb2.Step
     sent_ns: int  # time.monotonic_ns()
+    logprob_counts: np.ndarray | None  # as in StepPlan
 
 
 class Window:
@@ -35,14 +38,14 @@ class Window:
         self._received = 0
         return (sent.message for sent in self._steps)
 
-    def add(self, message: worker_pb2.Step) -> bool:
+    def add(self, message: worker_pb2.Step, logprob_counts: np.ndarray | None = None) -> bool:
         """False for a step of another incarnation, which this window does not take."""
         if message.incarnation != self.incarnation:
             return False
-        self._steps.append(SentStep(message, time.monotonic_ns()))
+        self._steps.append(SentStep(message, time.monotonic_ns(), logprob_counts))
         return True
 
-    def answered(self, step_id: int, sub_step: int) -> tuple[worker_pb2.Step, int] | None:
+    def answered(self, step_id: int, sub_step: int) -> tuple[SentStep, int] | None:
         """A result has come. Returns the oldest step, which is taken out with its last result, and
         the ns since it was sent; None if the result was passed on before the stream was cut.
         Raises LookupError if it is not the next of the oldest step."""
@@ -61,4 +64,4 @@ class Window:
         if self._received == max(1, sent.message.decode_steps):  # absent is 1
             self._steps.popleft()
             self._passed_on = self._received = 0
-        return sent.message, time.monotonic_ns() - sent.sent_ns
+        return sent, time.monotonic_ns() - sent.sent_ns

@@ -28,10 +28,16 @@ from scheduler.core.front_end import (
     Submission,
 )
 from scheduler.core.statistics import Statistics
+from tests.scheduler.logprob_columns import Entry, columns_of
 
 LIMITS = Limits(
     max_model_len=8192, vocab_size=49152, max_rows=64, block_size=16, usable_blocks=2048
 )
+
+
+def scripted_logprobs(place: int, token: int, top: int) -> Entry:
+    """Of the token at `place` of an output, from 0 on: values that no other place has."""
+    return [token, *range(place, place + top)], [-place - i / 32 for i in range(1 + top)]
 
 
 @dataclass
@@ -160,9 +166,10 @@ class ScriptedEngine:
                 self.running.clear()
             snapshots = self._take_snapshots()
             if tokens or ends or snapshots:
-                handles, ids = zip(*tokens, strict=True) if tokens else ((), ())
+                handles, ids, entries = zip(*tokens, strict=True) if tokens else ((), (), ())
                 columns = np.array(handles, np.int64), np.array(ids, np.int32)
-                self._front_end.deliver(EventBatch(*columns, ends, snapshots))
+                logprobs = columns_of(entries)
+                self._front_end.deliver(EventBatch(*columns, ends, snapshots, logprobs))
 
     def _take_snapshots(self) -> list[Snapshot]:
         snapshots = []
@@ -191,16 +198,18 @@ class ScriptedEngine:
             script = self.script(message) if callable(self.script) else self.script
             self.running[message.handle] = _Running(message, list(script))
 
-    def _make_tokens(self, ends: list[Finished | Failure]) -> list[tuple[int, int]]:
-        tokens: list[tuple[int, int]] = []
+    def _make_tokens(self, ends: list[Finished | Failure]) -> list[tuple[int, int, Entry | None]]:
+        tokens: list[tuple[int, int, Entry | None]] = []
         for _ in range(self.tokens_per_turn):
             if not self.running:
                 break
             for handle, request in list(self.running.items()):
                 token = request.script[request.made]
-                request.made += 1
-                tokens.append((handle, token))
                 submission = request.submission
+                top = submission.top_logprobs
+                entry = None if top is None else scripted_logprobs(request.made, token, top)
+                tokens.append((handle, token, entry))
+                request.made += 1
                 if token in submission.stop_ids:
                     end = self._finished(request, FinishReason.STOP, token, request.made)
                 elif request.made in (submission.max_tokens, len(request.script)):

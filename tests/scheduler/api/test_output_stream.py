@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 
+import numpy as np
 import pytest
 
 from nanoserve.v1 import inference_pb2
 from scheduler.api.errors import CallError
+from scheduler.api.output_logprobs import LONGEST
 from scheduler.api.output_stream import OutputStream
 from scheduler.api.output_text import OutputText
 from scheduler.core.front_end import (
@@ -20,12 +22,15 @@ from scheduler.core.front_end import (
     RequestUsage,
     Submission,
 )
+from tests.scheduler.api.calls import joined_logprobs
 
 STOP = inference_pb2.FINISH_REASON_STOP
 LATE_FAILURES = [FailureKind.DEADLINE, FailureKind.UNAVAILABLE, FailureKind.INTERNAL]
 
 
-def stream_of(tokenizer=None, stop=(), arrival: float = 0.0) -> OutputStream:
+def stream_of(
+    tokenizer=None, stop=(), arrival: float = 0.0, top_logprobs: int | None = None
+) -> OutputStream:
     submission = Submission(
         handle=1,
         request_id="r",
@@ -35,6 +40,7 @@ def stream_of(tokenizer=None, stop=(), arrival: float = 0.0) -> OutputStream:
         seed=None,
         stop_ids=frozenset(),
         arrival=arrival,
+        top_logprobs=top_logprobs,
     )
     return OutputStream(submission, OutputText(tokenizer, (5, 6, 7), stop, False))
 
@@ -106,3 +112,54 @@ async def test_tokens_that_come_between_two_reads_are_joined():
     assert not waiting.done()
     stream.push(8)
     assert list((await waiting).token_ids) == [8]
+
+
+def token_logprobs(token_id: int, top: int) -> tuple[bytes, bytes]:
+    """Of which each takes as many bytes of a message as it can."""
+    ids = np.array([token_id, *[2**31 - 1] * top], np.int32)
+    return ids.tobytes(), np.full(1 + top, -token_id - 0.5, np.float32).tobytes()
+
+
+@pytest.mark.parametrize(("top", "count"), [(1, 50_000), (20, 9_000)])
+async def test_a_reader_that_comes_late_gets_its_log_probabilities_in_messages_of_bounded_size(
+    smollm2, top, count
+):
+    """The text is not ahead of its tokens."""
+    stream = stream_of(smollm2, top_logprobs=top)
+    for token_id in range(count):
+        stream.push(2**30 + token_id, token_logprobs(2**30 + token_id, top))
+    stream.end(Finished(1, Finish(FinishReason.LENGTH, None, RequestUsage(3, count, 0, 0, 0, 0))))
+    responses = [await stream.next()]
+    while not responses[-1].finish_reason:
+        responses.append(await stream.next())
+    assert len(responses) > 1
+    assert max(response.ByteSize() for response in responses) <= LONGEST
+    assert min(response.ByteSize() for response in responses[:-1]) > 0.9 * LONGEST
+    entries = joined_logprobs(responses)
+    assert [ids[0] for ids, _ in entries] == list(range(2**30, 2**30 + count))
+    assert all(ids[1:] == [2**31 - 1] * top for ids, _ in entries)
+    assert entries[-1][1][0] == np.float32(-(2**30) - count)
+    assert not any(response.text for response in responses[:-1])
+
+
+async def test_what_waits_for_a_slow_reader_takes_eight_bytes_a_log_probability():
+    stream = stream_of(top_logprobs=20)
+    for token_id in range(1000):
+        stream.push(token_id, token_logprobs(token_id, 20))
+    assert stream._logprobs is not None
+    assert len(stream._logprobs._ids) + len(stream._logprobs._values) == 1000 * 21 * 8
+    await stream.next()
+    assert not stream._logprobs._ids
+    assert not stream._logprobs._values
+
+
+async def test_log_probabilities_of_tokens_after_a_stop_string_or_the_end_are_dropped(
+    smollm2, smollm2_reference
+):
+    stream = stream_of(smollm2, ["two"], top_logprobs=1)
+    ids = smollm2_reference.encode("one two three").ids
+    for token_id in ids:
+        stream.push(token_id, token_logprobs(token_id, 1))
+    stream.end(Finished(1, Finish(FinishReason.STOP, None, RequestUsage(3, 2, 0, 0, 0, 0))))
+    stream.push(5, token_logprobs(5, 1))
+    assert [ids[0] for ids, _ in joined_logprobs([await stream.next()])] == ids[:2]

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import grpc
+import numpy as np
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
@@ -17,9 +18,17 @@ from nanoserve.v1.inference_pb2 import (
     GetStatusRequest,
     TokenIds,
 )
-from scheduler.core.front_end import Abort, Failure, FailureKind, FinishReason, Submission
-from tests.scheduler.api.calls import joined
-from tests.scheduler.api.scripted_engine import ScriptedEngine
+from scheduler.core.front_end import (
+    Abort,
+    EventBatch,
+    Failure,
+    FailureKind,
+    FinishReason,
+    Submission,
+)
+from scheduler.core.penalties import NO_PENALTIES, Penalties
+from tests.scheduler.api.calls import joined, joined_logprobs
+from tests.scheduler.api.scripted_engine import ScriptedEngine, scripted_logprobs
 from tests.waiting import SECONDS, until
 
 STOP = inference_pb2.FINISH_REASON_STOP
@@ -65,6 +74,10 @@ async def test_the_engine_gets_what_the_request_says(serve):
         seed=9,
         stop_token_ids=[11],
         request_id="mine",
+        repetition_penalty=1.5,
+        frequency_penalty=-0.5,
+        presence_penalty=2.0,
+        top_logprobs=0,
     )
     await served.generate(token_ids=TokenIds(ids=[7]), ignore_eos=True, stop_token_ids=[2])
     await served.generate(token_ids=TokenIds(ids=[7]), ignore_eos=True)
@@ -75,7 +88,9 @@ async def test_the_engine_gets_what_the_request_says(serve):
     assert begin <= first.arrival <= time.monotonic()
     assert 500 < first.deadline - first.arrival < 601
     assert (second.stop_ids, third.stop_ids) == ({2}, frozenset())
+    assert (first.penalties, first.top_logprobs) == (Penalties(1.5, -0.5, 2.0), 0)
     assert (second.max_tokens, second.seed, second.temperature) == (None, None, 1.0)
+    assert (second.penalties, second.top_logprobs) == (NO_PENALTIES, None)
     assert len({first.handle, second.handle, third.handle}) == 3
     assert second.request_id != third.request_id
 
@@ -230,6 +245,47 @@ async def test_a_refused_request_starts_nothing_and_the_next_is_served(serve, fi
     assert bad.field_violations[0].field == field
     assert served.engine.log == []
     assert (await served.generate(text="x"))[-1].finish_reason == STOP
+
+
+@pytest.mark.parametrize("top", [0, 3])
+@pytest.mark.parametrize("tokens_per_turn", [1, 4])
+async def test_each_token_comes_with_its_log_probabilities(serve, top, tokens_per_turn):
+    """While another request, which asks for none, is in the same batches."""
+    script = [*range(100, 120), 2]
+    engine = ScriptedEngine(script, tokens_per_turn=tokens_per_turn)
+    served = await serve(engine)
+    asked, plain = await asyncio.gather(
+        served.generate(text="x", top_logprobs=top), served.generate(text="y")
+    )
+    right = [scripted_logprobs(place, token, top) for place, token in enumerate(script)]
+    assert joined_logprobs(asked) == right
+    assert joined(plain)[1] == script
+    assert not any(response.logprobs for response in plain)
+
+
+async def test_a_stop_string_ends_tokens_and_log_probabilities_at_the_same_place(serve, ids_of):
+    """Text that is held back, or cut away, shifts neither."""
+    script = [*ids_of("one two three four"), 2]
+    served = await serve(ScriptedEngine(script, tokens_per_turn=3))
+    responses = await served.generate(text="x", stop=["three", "two twice"], top_logprobs=1)
+    assert joined(responses) == ("one two ", script[:3])
+    right = [scripted_logprobs(place, token, 1) for place, token in enumerate(script[:3])]
+    assert joined_logprobs(responses) == right
+    assert responses[-1].usage.output_tokens == 3
+
+
+async def test_a_token_without_the_log_probabilities_asked_for_fails_its_call_alone(serve):
+    engine = ScriptedEngine([5, 6, 2])
+    served = await serve(engine)
+    engine.frozen.set()
+    call = asyncio.ensure_future(served.error(text="x", top_logprobs=2))
+    await until(lambda: engine.submissions)
+    handle = np.array([engine.submissions[0].handle])
+    served.server.deliver(EventBatch(handle, np.array([5], np.int32)))
+    error = await call
+    assert error.code() == grpc.StatusCode.INTERNAL
+    engine.frozen.clear()
+    assert joined(await served.generate(text="x"))[1] == [5, 6, 2]
 
 
 async def test_a_long_error_in_any_script_reaches_the_client(serve):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import astuple, replace
 
 import pytest
 from google.rpc import error_details_pb2, status_pb2
@@ -12,6 +13,7 @@ from scheduler.api.errors import LONGEST_MESSAGE, CallError, invalid
 from scheduler.api.prompt import PromptEncoder
 from scheduler.api.validation import check_parameters, check_prompt
 from scheduler.core.front_end import FailureKind, Limits
+from scheduler.core.penalties import NO_PENALTIES, Penalties
 
 # 49 usable blocks of 16: a pool of 784 tokens, room for 785 with the last one sampled.
 LIMITS = Limits(max_model_len=8192, vocab_size=49152, max_rows=4, block_size=16, usable_blocks=49)
@@ -39,6 +41,8 @@ def test_what_is_absent_has_its_default():
     assert parameters.seed is None
     assert parameters.stop == ()
     assert parameters.stop_token_ids == frozenset()
+    assert parameters.penalties == NO_PENALTIES == Penalties(1.0, 0.0, 0.0)
+    assert parameters.top_logprobs is None
     assert len(parameters.request_id) == 32
     assert check().request_id != parameters.request_id
 
@@ -56,6 +60,8 @@ def test_what_is_absent_has_its_default():
         {"stop": ["x" * 256] * 16},
         {"stop_token_ids": [0, 49151] * 32},
         {"request_id": "a b~" * 32},
+        {"top_logprobs": 0},
+        {"top_logprobs": 20},
     ],
 )
 def test_values_at_the_limits_are_taken(fields):
@@ -70,8 +76,28 @@ def test_values_at_the_limits_are_taken(fields):
             assert taken == pytest.approx(value)
 
 
+@pytest.mark.parametrize("repetition", [0.01, 100.0])
+@pytest.mark.parametrize(("frequency", "presence"), [(-2.0, 2.0), (2.0, -2.0), (0.5, 0.0)])
+def test_penalties_at_the_limits_are_taken(repetition, frequency, presence):
+    taken = check(
+        repetition_penalty=repetition, frequency_penalty=frequency, presence_penalty=presence
+    ).penalties
+    assert taken == Penalties(pytest.approx(repetition), frequency, presence)
+
+
+def test_no_more_than_the_whole_vocabulary_is_listed():
+    tiny = replace(LIMITS, vocab_size=7)
+    assert check(tiny, top_logprobs=7).top_logprobs == 7
+    error = refusal(check, tiny, top_logprobs=8)
+    assert error.message == (
+        "top_logprobs: 8, must be from 0 to 7; leave it out for no log-probabilities"
+    )
+
+
 def test_minus_zero_is_zero():
     assert math.copysign(1, check(temperature=-0.0).temperature) == 1
+    penalties = check(frequency_penalty=-0.0, presence_penalty=-0.0).penalties
+    assert [math.copysign(1, value) for value in astuple(penalties)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -103,6 +129,18 @@ def test_minus_zero_is_zero():
         ({"request_id": "x" * 129}, "request_id", "129 characters"),
         ({"request_id": "a\n"}, "request_id", "'a\\n'"),
         ({"request_id": "é"}, "request_id", "'é'"),
+        *(
+            ({field: value}, field, f"{value:g}, must be from -2 to 2")
+            for field in ("frequency_penalty", "presence_penalty")
+            for value in (math.nan, math.inf, -math.inf, 2.01, -2.01, 1e30)
+        ),
+        *(
+            ({"repetition_penalty": value}, "repetition_penalty", f"{value:g}, must be from 0.01")
+            for value in (math.nan, math.inf, -math.inf, 0.0, -0.0, -1.0, 0.0099, 100.1, 1e30)
+        ),
+        ({"top_logprobs": -1}, "top_logprobs", "-1, must be from 0 to 20"),
+        ({"top_logprobs": 21}, "top_logprobs", "21, must be from 0 to 20"),
+        ({"top_logprobs": 10**6}, "top_logprobs", "1000000, must be from 0 to 20"),
     ],
 )
 def test_values_beyond_the_limits_are_refused(fields, field, value):

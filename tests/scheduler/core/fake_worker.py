@@ -1,16 +1,19 @@
 """A worker for tests of the core: one object, no threads, and answers on demand.
 
 Its model hashes the tokens that it reads through the row's block table, so a wrong
-slot, a lost block or a token out of place changes everything that follows.
+slot, a lost block or a token out of place changes everything that follows. So do penalties
+that were lost, and a prompt that is taken for output; log-probabilities are of those tokens.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import astuple, replace
 
 import numpy as np
 
+from scheduler.core.penalties import NO_PENALTIES, Penalties
 from scheduler.core.worker_link import (
     Connected,
     Inbox,
@@ -20,25 +23,40 @@ from scheduler.core.worker_link import (
     StepTimes,
     WorkerInfo,
 )
+from tests.scheduler.logprob_columns import Entry, columns_of
 
 VOCAB = 97
 
 
-def next_token(prefix: list[int], seed: int = 0) -> int:
-    return hash((seed, *prefix)) % VOCAB
+def next_token(
+    prefix: list[int], seed: int = 0, penalties: Penalties = NO_PENALTIES, prompt_len: int = 0
+) -> int:
+    penalized = () if penalties == NO_PENALTIES else (*astuple(penalties), prompt_len)
+    return hash((seed, *penalized, *prefix)) % VOCAB
 
 
-def expected_tokens(prompt: list[int], count: int, seed: int = 0) -> list[int]:
+def expected_tokens(
+    prompt: list[int], count: int, seed: int = 0, penalties: Penalties = NO_PENALTIES
+) -> list[int]:
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(next_token(tokens, seed))
+        tokens.append(next_token(tokens, seed, penalties, len(prompt)))
     return tokens[len(prompt) :]
+
+
+def expected_logprobs(prefix: Sequence[int], token: int, top: int) -> Entry:
+    """Ids and values of the token that comes after the prefix: its own, then the `top` ones."""
+    ids = [token, *((hash(tuple(prefix)) + i) % VOCAB for i in range(top))]
+    return ids, [-(hash((*prefix, i)) % 4096) / 256 for i in ids]
 
 
 class FakeRow:
     def __init__(self, new: NewRow, block_size: int) -> None:
         self.tokens = new.token_ids.tolist()
         self.seed = new.seed
+        self.penalties = new.penalties
+        self.prompt_len = new.prompt_len
+        self.num_logprobs = 0 if new.top_logprobs is None else 1 + new.top_logprobs
         self.blocks: list[int] = new.block_ids.tolist()
         self.in_pool = new.tokens_in_pool
         assert self.in_pool < len(self.tokens)
@@ -131,6 +149,9 @@ class FakeWorker:
         if count > 1:
             assert (plan.query_lens == 1).all()
             assert plan.samples.all()
+        counts = [self.rows[row].num_logprobs for row in plan.rows[plan.samples].tolist()]
+        told = plan.logprob_counts
+        assert (told is None and not any(counts)) or told.tolist() == counts
         for sub_step, slots in enumerate(plan.slot_mapping.reshape(count, tokens)):
             lens = plan.context_lens + sub_step
             one = replace(plan, context_lens=lens, slot_mapping=slots, decode_steps=1)
@@ -140,6 +161,7 @@ class FakeWorker:
         """One repetition."""
         tokens: list[int] = []
         bad: list[bool] = []
+        logprobs: list[Entry | None] = []
         start = 0
         for i, row in enumerate(plan.rows.tolist()):
             length, context = int(plan.query_lens[i]), int(plan.context_lens[i])
@@ -163,21 +185,35 @@ class FakeWorker:
                 # A rewrite samples the same token once more.
                 assert state.tokens[context:] == [token] * rewrites
                 state.tokens[context:] = [token]
-                tokens.append(token)
                 bad.append(self.names[row] in self.non_finite)
+                tokens.append(token)
+                asked = state.num_logprobs and not bad[-1]
+                top = state.num_logprobs - 1
+                logprobs.append(
+                    expected_logprobs(self._prefix(state), token, top) if asked else None
+                )
             else:
                 assert context < len(state.tokens)
         non_finite = np.array(bad) if any(bad) else None
         times = StepTimes(device=1000)
-        return StepAnswer(plan.step_id, np.array(tokens, np.int32), non_finite, times)
+        return StepAnswer(
+            plan.step_id,
+            np.array(tokens, np.int32),
+            non_finite,
+            times,
+            logprobs=columns_of(logprobs),
+        )
+
+    def _prefix(self, state: FakeRow) -> tuple[int, ...]:
+        return self.slots[self._slot(state, state.in_pool - 1)]
 
     def _sample(self, row: int) -> int:
         state, name = self.rows[row], self.names[row]
-        prefix = self.slots[self._slot(state, state.in_pool - 1)]
         if name in self.script:
             prompt_len = self.prompt_lens[name]
             return self.script[name][state.in_pool - prompt_len]
-        return next_token(list(prefix), state.seed)
+        prefix = list(self._prefix(state))
+        return next_token(prefix, state.seed, state.penalties, state.prompt_len)
 
     def _slot(self, state: FakeRow, position: int) -> int:
         size = self.info.block_size

@@ -18,27 +18,47 @@ from scheduler.core.front_end import (
     Snapshot,
     Submission,
 )
+from scheduler.core.logprobs import TokenLogprobs
+from scheduler.core.penalties import NO_PENALTIES, Penalties
 from scheduler.core.policy import Policy
-from tests.scheduler.core.fake_worker import FakeWorker
+from tests.scheduler.core.fake_worker import FakeWorker, expected_logprobs
+from tests.scheduler.logprob_columns import entry_of
 
 
 class Collector:
-    """Implements FrontEnd; checks that nothing comes after a request's end."""
+    """Implements FrontEnd; checks that nothing comes after a request's end, and that each token
+    of those of `asked` comes with its own log-probabilities."""
 
     def __init__(self) -> None:
+        self.asked: dict[int, tuple[list[int], int]] = {}  # prompt, top_logprobs
+        self.num_logprobs = 0
         self.tokens: dict[int, list[int]] = defaultdict(list)
         self.ends: dict[int, Finish | Failure] = {}
         self.statuses: list[EngineStatus] = []
         self.snapshots: list[Snapshot] = []
 
     def deliver(self, batch: EventBatch) -> None:
-        for handle, token in zip(batch.handles.tolist(), batch.token_ids.tolist(), strict=True):
+        handles, tokens = batch.handles.tolist(), batch.token_ids.tolist()
+        count = len(handles)
+        logprobs = batch.logprobs.by_token(count) if batch.logprobs else [None] * count
+        for handle, token, its in zip(handles, tokens, logprobs, strict=True):
             assert handle not in self.ends, "a token came after the end"
+            self._check_logprobs(handle, token, its)
             self.tokens[handle].append(token)
         for end in batch.ends:
             assert end.handle not in self.ends, "a request ended twice"
             self.ends[end.handle] = end.finish if isinstance(end, Finished) else end
         self.snapshots += batch.snapshots
+
+    def _check_logprobs(self, handle: int, token: int, found: TokenLogprobs | None) -> None:
+        if handle not in self.asked:
+            assert found is None, "log-probabilities that nobody asked for"
+            return
+        assert found is not None, "a token came without its log-probabilities"
+        prompt, top = self.asked[handle]
+        right = expected_logprobs([*prompt, *self.tokens[handle]], token, top)
+        assert entry_of(found) == right
+        self.num_logprobs += 1
 
     def status_changed(self, status: EngineStatus) -> None:
         self.statuses.append(status)
@@ -81,8 +101,14 @@ class Harness:
         seed: int = 0,
         stop_ids: frozenset[int] = frozenset(),
         deadline: float | None = None,
+        penalties: Penalties = NO_PENALTIES,
     ) -> int:
+        """Three of four requests ask for log-probabilities, by themselves or with one or two of
+        the most likely tokens', which the front end checks."""
         self.handles += 1
+        top = (0, 1, 2, None)[(self.handles - 1) % 4]
+        if top is not None:
+            self.front_end.asked[self.handles] = (prompt, top)
         self.engine.submit(
             Submission(
                 handle=self.handles,
@@ -94,6 +120,8 @@ class Harness:
                 stop_ids=stop_ids,
                 arrival=self.now,
                 deadline=deadline,
+                penalties=penalties,
+                top_logprobs=top,
             )
         )
         return self.handles

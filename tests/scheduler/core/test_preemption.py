@@ -1,27 +1,34 @@
 import pytest
 
 from scheduler.core.front_end import Failure, FailureKind, Finish, FinishReason
-from tests.scheduler.core.fake_worker import FakeWorker, expected_tokens
+from scheduler.core.penalties import NO_PENALTIES, Penalties
+from tests.scheduler.core.fake_worker import FakeWorker, expected_logprobs, expected_tokens
 from tests.scheduler.core.harness import Harness
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("chunk", [3, 64])
 @pytest.mark.parametrize("block_size", [1, 4])
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("penalties", [NO_PENALTIES, Penalties(1.3, 0.5, -0.25)])
 def test_preempted_output_equals_never_preempted_output(
-    depth: int, chunk: int, block_size: int
+    depth: int, chunk: int, block_size: int, prefix_cache: bool, penalties: Penalties
 ) -> None:
-    """Two requests of 5 blocks each in a pool of 8."""
+    """Two requests of 5 blocks each in a pool of 8, with log-probabilities."""
     slots = 32
     worker = FakeWorker(num_blocks=1 + slots // block_size, block_size=block_size)
-    harness = Harness(worker, pipeline_depth=depth, max_step_tokens=chunk)
+    harness = Harness(
+        worker, pipeline_depth=depth, max_step_tokens=chunk, prefix_cache=prefix_cache
+    )
     prompts = [[1, 2, 3, 4, 5, 6], [9, 8, 7, 6, 5, 4]]
     handles = [
-        harness.submit(prompt, 14, seed=seed) for seed, prompt in enumerate(prompts, start=41)
+        harness.submit(prompt, 14, seed=seed, penalties=penalties)
+        for seed, prompt in enumerate(prompts, start=41)
     ]
     harness.run()
     for seed, (handle, prompt) in enumerate(zip(handles, prompts, strict=True), start=41):
-        assert harness.front_end.tokens[handle] == expected_tokens(prompt, 14, seed)
+        assert harness.front_end.tokens[handle] == expected_tokens(prompt, 14, seed, penalties)
+    assert harness.front_end.num_logprobs == 2 * 14
     ends = [harness.front_end.ends[handle] for handle in handles]
     assert [end.reason for end in ends if isinstance(end, Finish)] == [FinishReason.LENGTH] * 2
     assert harness.engine.totals.preemptions >= 1
@@ -68,6 +75,10 @@ def test_an_end_token_in_flight_finishes_a_preempted_request_while_it_waits() ->
         harness.step()
     in_flight = [answer for answer in worker.unanswered if len(answer.tokens) == 2]
     in_flight[0].tokens[1] = 0
+    before = [1] * 6 + harness.front_end.tokens[second]
+    logprobs = in_flight[0].logprobs
+    assert logprobs is not None
+    logprobs.ids[1:], logprobs.values[1:] = expected_logprobs(before, 0, top=1)
     harness.run()
     end = harness.front_end.ends[second]
     assert isinstance(end, Finish)

@@ -7,13 +7,17 @@ import random
 import pytest
 
 from scheduler.core.front_end import Failure, FailureKind, Finish
+from scheduler.core.penalties import NO_PENALTIES, Penalties
 from scheduler.core.worker_link import Disconnected, StepRefused
 from tests.scheduler.core.fake_worker import FakeWorker, expected_tokens
 from tests.scheduler.core.harness import Harness
 
+PENALTIES = (NO_PENALTIES, Penalties(1.3), Penalties(frequency=0.5, presence=-0.5))
+
 
 class Storm:
-    """Requests with distinct prompts, some of which crash the worker whenever computed."""
+    """Requests with distinct prompts, some of which crash the worker whenever computed. A third of
+    them has no penalties; three of four ask for log-probabilities."""
 
     def __init__(self, seed: int, **config: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -25,7 +29,7 @@ class Storm:
             max_step_tokens=rng.choice([8, 16, 64]),
         )
         self.harness = Harness(self.worker, **({"pipeline_depth": rng.choice([1, 2, 3])} | config))
-        self.wanted: dict[int, tuple[list[int], int]] = {}
+        self.wanted: dict[int, tuple[list[int], int, Penalties]] = {}
         self.poison: set[str] = set()
         self.cancelled: set[int] = set()
         self.refused: set[int] = set()
@@ -51,8 +55,9 @@ class Storm:
         rng = self.rng
         prompt = [rng.randrange(97) for _ in range(rng.randint(1, 18))]
         count = rng.randint(1, 14)
-        handle = self.harness.submit(prompt, count)
-        self.wanted[handle] = (prompt, count)
+        penalties = PENALTIES[len(self.wanted) % 3]
+        handle = self.harness.submit(prompt, count, penalties=penalties)
+        self.wanted[handle] = (prompt, count, penalties)
         if rng.random() < 0.03:
             self.poison.add(f"r{handle}")
 
@@ -116,9 +121,9 @@ def test_a_worker_may_be_lost_amid_the_repetitions_of_a_step(decode_steps: int, 
 def assert_all_ended_with_their_own_tokens(storm: Storm) -> None:
     harness = storm.harness
     assert harness.front_end.ends.keys() == storm.wanted.keys()
-    for handle, (prompt, count) in storm.wanted.items():
+    for handle, (prompt, count, penalties) in storm.wanted.items():
         end, tokens = harness.front_end.ends[handle], harness.front_end.tokens[handle]
-        expected = expected_tokens(prompt, count)
+        expected = expected_tokens(prompt, count, 0, penalties)
         assert tokens == expected[: len(tokens)]
         if isinstance(end, Finish):
             assert tokens == expected
@@ -141,14 +146,16 @@ def test_nobody_is_lost_to_kills_at_random_points(seed: int, decode_steps: int) 
     rng = random.Random(seed)
     worker = FakeWorker(num_blocks=60, max_rows=4, max_model_len=64, max_step_tokens=8)
     harness = Harness(worker, pipeline_depth=1 + seed % 3, decode_steps=decode_steps)
-    wanted: dict[int, tuple[list[int], int]] = {}
+    wanted: dict[int, tuple[list[int], int, Penalties]] = {}
     kills = 0
     while len(wanted) < 60 or harness.books.num_requests:
         chance = rng.random()
         if chance < 0.15 and len(wanted) < 60:
             prompt = [rng.randrange(97) for _ in range(rng.randint(1, 30))]
             count = rng.randint(1, 10)
-            wanted[harness.submit(prompt, count)] = (prompt, count)
+            penalties = PENALTIES[len(wanted) % 3]
+            handle = harness.submit(prompt, count, penalties=penalties)
+            wanted[handle] = (prompt, count, penalties)
         elif chance > 0.95 and worker.unanswered:
             kills += 1
             worker.restart()
@@ -157,7 +164,7 @@ def test_nobody_is_lost_to_kills_at_random_points(seed: int, decode_steps: int) 
         harness.now += 0.01
         harness.turn()
     assert kills > 5
-    for handle, (prompt, count) in wanted.items():
+    for handle, (prompt, count, penalties) in wanted.items():
         assert isinstance(harness.front_end.ends[handle], Finish)
-        assert harness.front_end.tokens[handle] == expected_tokens(prompt, count)
+        assert harness.front_end.tokens[handle] == expected_tokens(prompt, count, 0, penalties)
     harness.assert_pool_is_whole()

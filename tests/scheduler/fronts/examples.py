@@ -25,6 +25,8 @@ from scheduler.core.front_end import (
     SnapshotRequest,
     Submission,
 )
+from scheduler.core.penalties import NO_PENALTIES, Penalties
+from tests.scheduler.logprob_columns import Entry, columns_of
 
 LONG = 2**63 - 1
 
@@ -68,7 +70,15 @@ def batch(rng: random.Random, handles: Sequence[int]) -> EventBatch:
     ending = rng.sample(list(handles), min(len(handles), rng.randrange(6)))
     ends = [rng.choice([finished, failure])(rng, handle) for handle in ending]
     snapshots = [snapshot(rng, handle) for handle in ending if rng.random() < 0.3]
-    return EventBatch(np.array(chosen, np.int64), np.array(ids, np.int32), ends, snapshots)
+    columns = np.array(chosen, np.int64), np.array(ids, np.int32)
+    share = rng.choice([0.0, 0.5, 1.0])  # of tokens that have log-probabilities
+    entries = [logprobs(rng, token) if rng.random() < share else None for token in ids]
+    return EventBatch(*columns, ends, snapshots, columns_of(entries))
+
+
+def logprobs(rng: random.Random, token: int) -> Entry:
+    ids = [token, *(rng.randrange(2**31) for _ in range(rng.randrange(4)))]
+    return ids, [-rng.randrange(4096) / 32 for _ in ids]
 
 
 def submission(rng: random.Random, length: int) -> Submission:
@@ -82,6 +92,8 @@ def submission(rng: random.Random, length: int) -> Submission:
         stop_ids=frozenset(rng.randrange(50_000) for _ in range(rng.randrange(4))),
         arrival=rng.random() * 1e6,
         deadline=rng.choice([None, 1e6]),
+        penalties=rng.choice([NO_PENALTIES, Penalties(1.3, rng.random(), -2.0)]),
+        top_logprobs=rng.choice([None, 0, 20]),
     )
 
 

@@ -84,12 +84,19 @@ def joined(hub: Hub, number: int) -> Inbox:
     return inbox
 
 
+def token_events(batch: EventBatch) -> list[tuple]:
+    """Handle, token and log-probabilities of each."""
+    count = len(batch.handles)
+    logprobs = batch.logprobs.by_token(count) if batch.logprobs else [None] * count
+    return list(zip(batch.handles.tolist(), batch.token_ids.tolist(), logprobs, strict=True))
+
+
 def slowly_split(batch: EventBatch) -> dict[int, tuple[list, list, list]]:
     """The oracle: event by event."""
     parts: dict[int, tuple[list, list, list]] = defaultdict(lambda: ([], [], []))
     own = 2**OWN_BITS
-    for handle, token_id in zip(batch.handles.tolist(), batch.token_ids.tolist(), strict=True):
-        parts[handle // own][0].append((handle % own, token_id))
+    for handle, token_id, logprobs in token_events(batch):
+        parts[handle // own][0].append((handle % own, token_id, logprobs))
     for place, events in ((1, batch.ends), (2, batch.snapshots)):
         for event in events:
             renamed = dataclasses.replace(event, handle=event.handle % own)
@@ -105,7 +112,7 @@ def test_a_batch_is_split_as_event_by_event(seed: int) -> None:
     batch = examples.batch(rng, [number << OWN_BITS | own for number in numbers for own in owns])
     got = {
         number: (
-            list(zip(part.handles.tolist(), part.token_ids.tolist(), strict=True)),
+            token_events(part),
             part.ends,
             part.snapshots,
         )

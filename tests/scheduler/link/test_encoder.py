@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from nanoserve.v1 import worker_pb2
+from scheduler.core.penalties import Penalties
 from scheduler.core.worker_link import NewRow, StepPlan
 from scheduler.link.encoder import encode_step
 
@@ -47,6 +48,8 @@ def test_every_column_is_packed_and_table_starts_are_the_running_sum() -> None:
         seed=2**64 - 1,
         tokens_in_pool=1,
         trace_parent="00-1-2-01",
+        penalties=Penalties(1.5, 0.25, -2.0),
+        top_logprobs=0,
     )
     step = encode_step(
         plan(
@@ -81,10 +84,26 @@ def test_every_column_is_packed_and_table_starts_are_the_running_sum() -> None:
             prompt_len=1,
             tokens_in_pool=1,
             block_ids=b"\x09\0\0\0",
-            sampling=worker_pb2.SamplingParams(temperature=0.5, seed=2**64 - 1),
+            sampling=worker_pb2.SamplingParams(
+                temperature=0.5,
+                seed=2**64 - 1,
+                repetition_penalty=1.5,
+                frequency_penalty=0.25,
+                presence_penalty=-2.0,
+            ),
             trace_parent="00-1-2-01",
+            top_logprobs=0,
         )
     ]
+
+
+def test_penalties_that_change_nothing_and_log_probabilities_that_nobody_wants_cost_no_byte() -> (
+    None
+):
+    row = NewRow(0, "r", int32(1), 1, int32(), temperature=0.5, seed=3)
+    (new,) = encode_step(plan(new_rows=[row], logprob_counts=None)).new_rows
+    assert new.sampling == worker_pb2.SamplingParams(temperature=0.5, seed=3)
+    assert not new.HasField("top_logprobs")
 
 
 def test_repetitions_are_told_where_there_are_several() -> None:

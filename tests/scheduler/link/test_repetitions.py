@@ -105,9 +105,9 @@ def wrong_worker(*results: worker_pb2.StepResult) -> Iterator[str]:
 
 
 def result(
-    step_id: int, sub_step: int, tokens: bytes = b"\1\0\0\0", flags: bytes = b""
+    step_id: int, sub_step: int, tokens: bytes = b"\1\0\0\0", **columns: bytes
 ) -> worker_pb2.StepResult:
-    return worker_pb2.StepResult(step_id=step_id, sub_step=sub_step, tokens=tokens, flags=flags)
+    return worker_pb2.StepResult(step_id=step_id, sub_step=sub_step, tokens=tokens, **columns)
 
 
 def begin(link, inbox: Inbox) -> None:
@@ -126,6 +126,7 @@ def begin(link, inbox: Inbox) -> None:
         (result(1, 2, flags=b"\0\0"), "2 flags, must be 0 or 1"),
         (result(1, 2, b"\xe8\3\0\0"), "the token 1000, must be below 1000 and not negative"),
         (result(1, 2, 4 * b"\xff"), "the token 4294967295, must be below 1000 and not negative"),
+        (result(1, 2, logprobs=4 * b"\0"), "has log-probabilities, and no row asked for any"),
     ],
 )
 def test_a_wrong_result_amid_those_of_a_step_is_told_and_resets_the_worker(
