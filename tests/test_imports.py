@@ -21,8 +21,12 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "scheduler": ({"nanoserve", "scheduler"}, HEAVY),
     "scheduler/core": (set(), HEAVY | {"grpc", "google", "tokenizers", "jinja2"}),
     "scheduler/api": ({"nanoserve", "scheduler.core"}, HEAVY),
-    # Processes of front ends: they run the api, and know the engine by its interface.
-    "scheduler/fronts": ({"nanoserve", "scheduler.api", "scheduler.core.front_end"}, HEAVY),
+    # Processes of front ends: they run the api, and know the engine by its interface, of which
+    # log-probabilities are a part.
+    "scheduler/fronts": (
+        {"nanoserve", "scheduler.api", "scheduler.core.front_end", "scheduler.core.logprobs"},
+        HEAVY,
+    ),
     "scheduler/link": ({"nanoserve", "scheduler.core"}, HEAVY | {"tokenizers", "jinja2"}),
     "worker": ({"nanoserve", "kernels"}, {"transformers", "tokenizers", "jinja2"}),
     "kernels": (set(), {"transformers", "grpc", "google"}),
