@@ -24,7 +24,14 @@ from nanoserve.errors import (
     UnavailableError,
 )
 from nanoserve.latency import LatencyHistogram
-from nanoserve.output import Chunk, Completion, FinishReason, Usage
+from nanoserve.output import (
+    Chunk,
+    Completion,
+    FinishReason,
+    TokenLogprobs,
+    TopLogprob,
+    Usage,
+)
 from nanoserve.request import GenerateOptions, Message
 from nanoserve.status import BlockOwner, RunningRow, ServerStatus
 from nanoserve.status_watch import AsyncStatusWatch, StatusWatch
@@ -53,6 +60,8 @@ __all__ = [
     "ServerError",
     "ServerStatus",
     "StatusWatch",
+    "TokenLogprobs",
+    "TopLogprob",
     "UnauthenticatedError",
     "UnavailableError",
     "Usage",

@@ -31,12 +31,29 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class TopLogprob:
+    """One of the most likely tokens."""
+
+    token_id: int
+    logprob: float  # natural logarithm, at most 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The log-probabilities at one output token, of the model before penalties and temperature."""
+
+    logprob: float  # the output token's own
+    top: tuple[TopLogprob, ...]  # as many as top_logprobs, the most likely first
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """One piece of the output: the text and tokens since the last one.
 
     Either may be empty, and a token's text may come later than its id. The last
     chunk has `finish_reason` and `usage`; `matched` is then the token id or the stop
-    string that ended the output, if one did.
+    string that ended the output, if one did. `logprobs` are those of the token ids, one for
+    each, if the request asked for them.
     """
 
     request_id: str
@@ -45,6 +62,7 @@ class Chunk:
     finish_reason: FinishReason | None = None
     matched: int | str | None = None
     usage: Usage | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +75,7 @@ class Completion:
     finish_reason: FinishReason | None
     matched: int | str | None
     usage: Usage | None
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token id, if they were asked for
 
 
 def chunk_from(response: pb.GenerateResponse) -> Chunk:
@@ -69,6 +88,7 @@ def chunk_from(response: pb.GenerateResponse) -> Chunk:
         finish_reason=_finish_reason_from(response.finish_reason),
         matched=getattr(response, matched) if matched else None,
         usage=_usage_from(response.usage) if response.HasField("usage") else None,
+        logprobs=tuple(_token_logprobs_from(one) for one in response.logprobs),
     )
 
 
@@ -76,10 +96,12 @@ def completion_from(request_id: str, chunks: Iterable[Chunk]) -> Completion:
     """The chunks of one request, joined."""
     text: list[str] = []
     token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
     last = Chunk(request_id, "", ())
     for last in chunks:
         text.append(last.text)
         token_ids.extend(last.token_ids)
+        logprobs.extend(last.logprobs)
     return Completion(
         request_id=last.request_id,
         text="".join(text),
@@ -87,6 +109,7 @@ def completion_from(request_id: str, chunks: Iterable[Chunk]) -> Completion:
         finish_reason=last.finish_reason,
         matched=last.matched,
         usage=last.usage,
+        logprobs=tuple(logprobs),
     )
 
 
@@ -98,6 +121,11 @@ def _finish_reason_from(value: int) -> FinishReason | None:
     if value == pb.FINISH_REASON_LENGTH:
         return FinishReason.LENGTH
     return FinishReason.OTHER
+
+
+def _token_logprobs_from(one: pb.TokenLogprobs) -> TokenLogprobs:
+    top = tuple(TopLogprob(likely.token_id, likely.logprob) for likely in one.top)
+    return TokenLogprobs(one.logprob, top)
 
 
 def _usage_from(usage: pb.Usage) -> Usage:

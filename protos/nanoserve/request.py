@@ -33,11 +33,18 @@ class GenerateOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int] | None  # the output ends with any of these
     ignore_eos: bool  # go on past the model's end tokens
     include_special_tokens: bool  # show special tokens in the text
+    repetition_penalty: float | None  # of tokens in prompt and output; default: 1, none
+    frequency_penalty: float | None  # for each time in the output; default: 0, none
+    presence_penalty: float | None  # of tokens in the output; default: 0, none
+    top_logprobs: int | None  # log-probabilities, with so many alternatives; default: none
 
 
 # Seconds. gRPC takes what it cannot count, infinity among it, for a deadline that has passed.
 LONGEST_TIMEOUT = 1e9
-_SCALARS = ("max_tokens", "temperature", "seed", "ignore_eos", "include_special_tokens")
+_SCALARS = (
+    *("max_tokens", "temperature", "seed", "ignore_eos", "include_special_tokens"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty", "top_logprobs"),
+)
 
 
 def build_request(prompt: str | None, options: GenerateOptions) -> pb.GenerateRequest:

@@ -17,6 +17,8 @@ from nanoserve import (
     FinishReason,
     InvalidRequestError,
     NanoserveError,
+    TokenLogprobs,
+    TopLogprob,
     UnavailableError,
 )
 from nanoserve.v1 import inference_pb2 as pb
@@ -35,6 +37,18 @@ async def test_chunks_come_in_order(server: ScriptedServer) -> None:
     assert chunks[:2] == [Chunk("a", "Hello", (1,)), Chunk("a", " world", (2,))]
     assert chunks[2].finish_reason is FinishReason.STOP
     assert len(chunks) == 3
+
+
+async def test_log_probabilities_come_with_their_tokens(server: ScriptedServer) -> None:
+    one = pb.TokenLogprobs(logprob=-0.5, top=[pb.TopLogprob(token_id=3, logprob=-0.25)])
+    piece = pb.GenerateResponse(
+        token_ids=[5], logprobs=[one], finish_reason=pb.FINISH_REASON_LENGTH
+    )
+    server.handler = lambda _request, _context: iter([piece])
+    async with AsyncClient(server.address) as client:
+        completion = await client.generate("Hi", top_logprobs=1, repetition_penalty=2.0).collect()
+    assert completion.logprobs == (TokenLogprobs(-0.5, (TopLogprob(3, -0.25),)),)
+    assert (server.requests[0].top_logprobs, server.requests[0].repetition_penalty) == (1, 2.0)
 
 
 async def test_many_generations_run_at_once(server: ScriptedServer) -> None:

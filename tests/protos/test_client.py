@@ -24,6 +24,8 @@ from nanoserve import (
     OverloadedError,
     ServerError,
     ServerStatus,
+    TokenLogprobs,
+    TopLogprob,
     UnavailableError,
     Usage,
 )
@@ -59,6 +61,24 @@ def test_collect_joins_the_chunks_that_are_left(server: ScriptedServer) -> None:
         assert generation.collect() == Completion(
             "a", " world", (2, 2), FinishReason.STOP, 2, USAGE
         )
+
+
+def test_log_probabilities_come_with_their_tokens(server: ScriptedServer) -> None:
+    def message(*tokens: int, **end: object) -> pb.GenerateResponse:
+        top = [pb.TopLogprob(token_id=i, logprob=-i / 4) for i in range(2)]
+        logprobs = [pb.TokenLogprobs(logprob=-token, top=top) for token in tokens]
+        return pb.GenerateResponse(token_ids=tokens, logprobs=logprobs, **end)  # type: ignore[arg-type]
+
+    pieces = [message(5), message(6, 7, finish_reason=pb.FINISH_REASON_LENGTH)]
+    server.handler = lambda _request, _context: iter(pieces)
+    top = (TopLogprob(0, 0.0), TopLogprob(1, -0.25))
+    right = tuple(TokenLogprobs(-token, top) for token in (5, 6, 7))
+    with Client(server.address) as client:
+        chunks = list(client.generate("Hi", top_logprobs=2))
+        assert [chunk.logprobs for chunk in chunks] == [right[:1], right[1:]]
+        completion = client.generate("Hi", top_logprobs=2).collect()
+    assert (completion.token_ids, completion.logprobs) == ((5, 6, 7), right)
+    assert [request.top_logprobs for request in server.requests] == [2, 2]
 
 
 def test_the_stop_string_that_ended_an_output_is_told(server: ScriptedServer) -> None:

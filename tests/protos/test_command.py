@@ -25,7 +25,8 @@ def test_generate_prints_the_answer_to_a_chat_message(server: ScriptedServer) ->
 
 
 def test_generate_raw_sends_the_text_and_every_flag(server: ScriptedServer) -> None:
-    flags = "--raw --max-tokens 5 --temperature 0 --seed 7 --stop A --stop B --timeout 9"
+    flags = "--raw --max-tokens 5 --temperature 0 --seed 7 --stop A --stop B --timeout 9 "
+    flags += "--repetition-penalty 1.5 --frequency-penalty -0.5 --presence-penalty 2"
     done = nanoserve(
         "generate", *flags.split(), "-", stdin="two\nlines", NANOSERVE_ADDRESS=server.address
     )
@@ -38,6 +39,9 @@ def test_generate_raw_sends_the_text_and_every_flag(server: ScriptedServer) -> N
         temperature=0,
         seed=7,
         stop=["A", "B"],
+        repetition_penalty=1.5,
+        frequency_penalty=-0.5,
+        presence_penalty=2,
     )
     assert server.deadlines[0] is not None
     assert 5 < server.deadlines[0] <= 1.02 * 9  # gRPC sends it rounded up by as much as 1 %
@@ -48,7 +52,8 @@ def test_flags_left_out_are_left_to_the_server_but_for_the_temperature(
 ) -> None:
     nanoserve("generate", "--address", server.address, "Hi")
     request = server.requests[0]
-    assert not any(request.HasField(name) for name in ("max_tokens", "seed"))
+    set_fields = {field.name for field, _ in request.ListFields()}
+    assert set_fields == {"request_id", "chat", "temperature"}
     assert request.temperature == pytest.approx(0.7), "the command has a default of its own"
     # Without a deadline gRPC tells the longest time that it can.
     assert server.deadlines[0] is None or server.deadlines[0] > 1e6
@@ -92,6 +97,38 @@ def test_stats_go_to_stderr(server: ScriptedServer) -> None:
     assert re.fullmatch(
         r"time to first token \d+\.\d{3} s, [\d.]+ tokens/s, 3 tokens\n", done.stderr
     )
+
+
+def test_top_logprobs_prints_a_line_for_each_token(server: ScriptedServer) -> None:
+    def message(text: str, *tokens: int) -> pb.GenerateResponse:
+        top = [pb.TopLogprob(token_id=7, logprob=-0.25), pb.TopLogprob(token_id=49151, logprob=-9)]
+        logprobs = [pb.TokenLogprobs(logprob=-i, top=top) for i in range(len(tokens))]
+        return pb.GenerateResponse(text=text, token_ids=tokens, logprobs=logprobs)
+
+    end = pb.GenerateResponse(text="!", finish_reason=pb.FINISH_REASON_LENGTH)
+    pieces = [message(" a\n\x1b", 5), message("", 600, 7), message(" a longer piece of text", 8)]
+    server.handler = lambda _request, _context: iter([*pieces, end])
+    done = nanoserve("generate", "--address", server.address, "--top-logprobs", "2", "Hi")
+    assert (done.stderr, done.returncode) == ("", 0)
+    likely = "        7   -0.250    49151   -9.000"
+    assert done.stdout.splitlines() == [
+        "text                 token  logprob      %   most likely tokens and their logprobs",
+        f'" a\\n\\u001b"             5    0.000  100.0{likely}',
+        f"                       600    0.000  100.0{likely}",
+        f"                         7   -1.000   36.8{likely}",
+        '" a longer piece of text"',
+        f"                         8    0.000  100.0{likely}",
+        '"!"',
+    ]
+    assert server.requests[0].top_logprobs == 2
+
+
+def test_a_server_that_knows_no_log_probabilities_is_told_of(server: ScriptedServer) -> None:
+    done = nanoserve("generate", "--address", server.address, "--top-logprobs", "0", "Hi")
+    assert done.stderr == (
+        "nanoserve: the server sends no log-probabilities: leave out --top-logprobs\n"
+    )
+    assert (done.stdout, done.returncode) == ("", 2)
 
 
 def test_a_failed_call_is_one_line_and_a_status_of_1(server: ScriptedServer) -> None:

@@ -26,6 +26,10 @@ def test_every_option_reaches_the_wire() -> None:
             stop_token_ids=[3, 4],
             ignore_eos=True,
             include_special_tokens=True,
+            repetition_penalty=1.5,
+            frequency_penalty=0.25,
+            presence_penalty=-2,
+            top_logprobs=20,
         ),
     )
     assert request == pb.GenerateRequest(
@@ -38,6 +42,10 @@ def test_every_option_reaches_the_wire() -> None:
         stop_token_ids=[3, 4],
         ignore_eos=True,
         include_special_tokens=True,
+        repetition_penalty=1.5,
+        frequency_penalty=0.25,
+        presence_penalty=-2,
+        top_logprobs=20,
     )
 
 
@@ -47,9 +55,9 @@ def test_every_field_of_the_wire_is_an_option() -> None:
 
 
 def test_zero_is_sent_and_none_is_left_to_the_server() -> None:
-    request = build_request("Hi", GenerateOptions(temperature=0, seed=0, max_tokens=None))
-    assert request.HasField("temperature")
-    assert request.HasField("seed")
+    zeros = GenerateOptions(temperature=0, seed=0, frequency_penalty=0, top_logprobs=0)
+    request = build_request("Hi", GenerateOptions(**zeros, max_tokens=None))
+    assert all(request.HasField(name) for name in zeros)
     assert not request.HasField("max_tokens")
 
 

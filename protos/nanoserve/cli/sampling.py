@@ -30,6 +30,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="end before this text; may be given several times",
     )
     parser.add_argument(
+        "--repetition-penalty",
+        type=float,
+        metavar="P",
+        help="above 1 makes tokens that are in prompt or answer less likely, below 1 more likely: "
+        "0.01 to 100 (default: 1, neither)",
+    )
+    parser.add_argument(
+        "--frequency-penalty",
+        type=float,
+        metavar="P",
+        help="above 0 makes a token less likely for each time that it is in the answer, below 0 "
+        "more likely: -2 to 2 (default: 0, neither)",
+    )
+    parser.add_argument(
+        "--presence-penalty",
+        type=float,
+        metavar="P",
+        help="the same for tokens that are in the answer, however often: -2 to 2 (default: 0, "
+        "neither)",
+    )
+    parser.add_argument(
         "--timeout",
         type=float,
         metavar="SECONDS",
@@ -45,7 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def options_from(args: argparse.Namespace, max_tokens: int | None) -> GenerateOptions:
     """The options of `generate` that the flags ask for."""
     return GenerateOptions(
-        max_tokens=max_tokens, temperature=args.temperature, seed=args.seed, stop=args.stop
+        max_tokens=max_tokens,
+        temperature=args.temperature,
+        seed=args.seed,
+        stop=args.stop,
+        repetition_penalty=args.repetition_penalty,
+        frequency_penalty=args.frequency_penalty,
+        presence_penalty=args.presence_penalty,
     )
 
 
