@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 import time
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from deploy.loadtest.arrivals import Burst
 from deploy.loadtest.fleet import Fleet
 from deploy.loadtest.measures import measure
-from deploy.loadtest.orders import Scheduled, Setup
+from deploy.loadtest.orders import Looped, Order, Scheduled, Setup
 from deploy.loadtest.plan import MOST_REQUESTS, Content, LoadPlan, Mixed512, Nanoserve
 from deploy.loadtest.timeline import Timeline
 from deploy.loadtest.workload import Workload
@@ -80,12 +81,7 @@ class Bursts:
     def send(self) -> BurstTimes:
         """Returns when all have ended. Raises RuntimeError if a stream does not end with exactly
         the tokens that it asked for, LoadError if a process is lost."""
-        indices = self._sent + np.arange(self._size)
-        self._sent += self._size
-        order = Scheduled(0, indices, np.zeros(self._size))
-        _, timelines = self._fleet.carry_out(order, 0.0, lambda _: None)
-        for timeline in timelines:
-            self._check(timeline)
+        timelines = self._carry_out(Scheduled(0, self._next(self._size), np.zeros(self._size)))
         measured = [measure(timeline) for timeline in timelines]
         return BurstTimes(
             self._origin + timelines[0].planned,
@@ -94,6 +90,22 @@ class Bursts:
             sum(m.tokens for m in measured),
             np.concatenate([m.gaps for m in measured]),
         )
+
+    def send_in_turn(self, count: int) -> list[float]:
+        """`count` further requests by one user, who sends the next as soon as one has ended.
+        Returns the seconds from each one's sending to its first token. Raises as `send` does."""
+        timelines = self._carry_out(Looped(0, 1, self._next(count), math.inf))
+        return [first for t in timelines if (first := measure(t).first_token) is not None]
+
+    def _next(self, count: int) -> NDArray[np.int64]:
+        first, self._sent = self._sent, self._sent + count
+        return first + np.arange(count)
+
+    def _carry_out(self, order: Order) -> list[Timeline]:
+        _, timelines = self._fleet.carry_out(order, 0.0, lambda _: None)
+        for timeline in timelines:
+            self._check(timeline)
+        return timelines
 
     def _check(self, timeline: Timeline) -> None:
         asked, came = self.workload.request(timeline.index).output_len, timeline.token_counts.sum()

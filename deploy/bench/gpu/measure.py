@@ -18,6 +18,9 @@ from deploy.loadtest.workload import mixed512
 
 PREFILL = (16, 2048)  # prompts, and the length of each
 _MIXED = 512  # requests
+# Of the first token of a prompt alone: prompts before, and of each repetition.
+_WARM_UP_PROMPTS = 10
+_PROMPTS_IN_TURN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,10 @@ class ModelRows:
         """Prompt tokens a second until each prompt has its first token."""
         self.show(f"{self.shape}: prefill")
         count, length = PREFILL
-        seconds = self._first_tokens(address, count, length, self.sizes.repetitions)
+        batch = Batch(count, length, self.vocab_size, length, self.sizes.clients)
+        with batch.bursts(address, 1) as bursts:
+            bursts.send()
+            seconds = [max(bursts.send().first_tokens) for _ in range(self.sizes.repetitions)]
         floor = prompts_floor(self.rates, self.size, [length] * count)
         return Row(
             f"{self.shape} prefill",
@@ -132,10 +138,12 @@ class ModelRows:
         )
 
     def first_token(self, address: str) -> Row:
-        """Milliseconds of one prompt alone."""
+        """Milliseconds of one prompt alone, sent when the one before has its token."""
         self.show(f"{self.shape}: first token")
         length = self.sizes.prompt
-        seconds = self._first_tokens(address, 1, length, 4 * self.sizes.repetitions)
+        with Batch(1, length, self.vocab_size, length).bursts(address, 1) as bursts:
+            bursts.send_in_turn(_WARM_UP_PROMPTS)
+            seconds = bursts.send_in_turn(_PROMPTS_IN_TURN * self.sizes.repetitions)
         return Row(
             f"{self.shape} first token",
             f"{self.shape.upper()} first token, prompt {length}",
@@ -143,13 +151,6 @@ class ModelRows:
             tuple(1e3 * taken for taken in seconds),
             1e3 * prompts_floor(self.rates, self.size, [length]),
         )
-
-    def _first_tokens(self, address: str, count: int, length: int, times: int) -> list[float]:
-        """Seconds until the last of `count` prompts has its first token, `times` times."""
-        batch = Batch(count, length, self.vocab_size, length, self.sizes.clients)
-        with batch.bursts(address, 1) as bursts:
-            bursts.send()
-            return [max(bursts.send().first_tokens) for _ in range(times)]
 
     def text(self, with_text: Sequence[float], ids: Sequence[float], streams: int) -> Row:
         """Throughput with text in percent of that with ids alone, from steps of both."""

@@ -50,6 +50,28 @@ def test_a_burst_sends_what_no_burst_before_it_sent() -> None:
         assert len(times.gaps) == 4  # the first message's tokens have none
 
 
+def test_in_turn_each_is_sent_when_the_one_before_has_ended() -> None:
+    events: list[str] = []
+
+    def told(
+        request: pb.GenerateRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.GenerateResponse]:
+        events.append("begin")
+        for response in count_up(request, context):
+            if response.finish_reason:
+                events.append("end")
+            yield response
+
+    batch = Batch(1, 4, 50, seed=1)
+    with ScriptedServer(told) as server, batch.bursts(server.address, 3) as bursts:
+        bursts.send()
+        seconds = bursts.send_in_turn(5)
+    assert events == ["begin", "end"] * 6
+    assert len(seconds) == 5
+    assert min(seconds) > 0
+    assert len({tuple(request.token_ids.ids) for request in server.requests}) == 6
+
+
 def test_another_seed_sends_others() -> None:
     assert Batch(3, 4, 50, 1).prompts() == Batch(3, 4, 50, 1).prompts()
     assert Batch(3, 4, 50, 1).prompts() != Batch(3, 4, 50, 2).prompts()
