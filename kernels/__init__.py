@@ -42,6 +42,8 @@ class Ops:
     norm_gated_linear: Callable[..., torch.Tensor]
     add_linear: Callable[..., torch.Tensor]
     sample: Callable[..., torch.Tensor]
+    penalize: Callable[..., torch.Tensor]
+    top_logprobs: Callable[..., torch.Tensor]
     gather_rows: Callable[..., torch.Tensor]
     scatter: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
     step_tokens: Callable[..., tuple[torch.Tensor, torch.Tensor]]

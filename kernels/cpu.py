@@ -28,6 +28,7 @@ __all__ = [
     "pack_weight",
     "paged_attention_decode",
     "paged_attention_prefill",
+    "penalize",
     "plan_decode",
     "plan_prefill",
     "plan_rope",
@@ -37,6 +38,7 @@ __all__ = [
     "scatter",
     "silu_and_mul",
     "step_tokens",
+    "top_logprobs",
 ]
 
 
@@ -178,6 +180,51 @@ def _draw(
 @cache
 def _token_hashes(vocab: int) -> torch.Tensor:
     return token_hashes(torch.arange(vocab, dtype=torch.int32))
+
+
+def penalize(
+    logits: torch.Tensor,
+    lines: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    tokens: torch.Tensor,
+    prompt_lens: torch.Tensor,
+    penalties: torch.Tensor,
+    *,
+    max_position: int,  # noqa: ARG001 - a launch bound of other faces
+) -> torch.Tensor:
+    scores = logits.index_select(0, lines).float()
+    for line, row, position in zip(scores, rows.tolist(), positions.tolist(), strict=True):
+        repetition, frequency, presence = penalties[row]
+        known = tokens[row, :position].long()
+        values = line[known]
+        line[known] = torch.where(values > 0, values / repetition, values * repetition)
+        output, counts = known[prompt_lens[row] :].unique(return_counts=True)
+        line[output] = line[output] - counts * frequency - presence
+    return scores
+
+
+def top_logprobs(
+    logits: torch.Tensor, lines: torch.Tensor, sampled: torch.Tensor, count: int
+) -> torch.Tensor:
+    out = torch.zeros((lines.shape[0], 2, 1 + count), dtype=torch.int32)
+    for place, line in zip(out, lines.tolist(), strict=True):
+        if sampled[line] < 0:
+            continue
+        scores = logits[line].float()
+        place[0, :1] = sampled[line]
+        if count:
+            place[0, 1:] = _most_likely(scores, count)
+        place[1] = scores.log_softmax(-1)[place[0].long()].view(torch.int32)
+    return out
+
+
+def _most_likely(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """int64 [count]: ids of the largest of scores [vocab], of equals the lowest ids, which torch's
+    own selection does not promise."""
+    least = scores.topk(count).values[-1]
+    ids = (scores >= least).nonzero().view(-1)
+    return ids[scores[ids].sort(descending=True, stable=True).indices[:count]]
 
 
 def gather_rows(

@@ -7,12 +7,14 @@ from kernels.invariant_attention_decode import paged_attention_decode
 from kernels.invariant_attention_prefill import paged_attention_prefill, plan_prefill
 from kernels.invariant_linear import add_linear, linear, norm_gated_linear, norm_linear
 from kernels.invariant_product import pack_weight
+from kernels.penalize import penalize
 from kernels.rms_norm import rms_norm
 from kernels.rope_and_write_kv import rope_and_write_kv
 from kernels.sample import sample
 from kernels.scatter import scatter
 from kernels.silu_and_mul import silu_and_mul
 from kernels.step_tokens import step_tokens
+from kernels.top_logprobs import top_logprobs
 
 __all__ = [
     "add_linear",
@@ -23,6 +25,7 @@ __all__ = [
     "pack_weight",
     "paged_attention_decode",
     "paged_attention_prefill",
+    "penalize",
     "plan_decode",
     "plan_prefill",
     "rms_norm",
@@ -31,4 +34,5 @@ __all__ = [
     "scatter",
     "silu_and_mul",
     "step_tokens",
+    "top_logprobs",
 ]

@@ -4,6 +4,8 @@ Letters in shapes: t tokens, s sequences, hq query heads, hk K/V heads, d head_d
 R rows, B blocks per row. Arithmetic is fp32, rounded once to the input's dtype.
 """
 
+from collections import Counter
+
 import torch
 
 from kernels.noise import MIN_TEMPERATURE, gumbel, noise_bits, row_keys, token_hashes
@@ -209,6 +211,58 @@ def sample(
             scores = scores / temperatures[row] + gumbel(noise_bits(key0[i], key1[i], hashes))
         out[i] = tokens[row, position] = (scores == scores.max()).nonzero()[0, 0]
     return out
+
+
+def penalize(
+    logits: torch.Tensor,
+    lines: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    tokens: torch.Tensor,
+    prompt_lens: torch.Tensor,
+    penalties: torch.Tensor,
+    *,
+    max_position: int,  # noqa: ARG001 - a launch bound of other faces
+) -> torch.Tensor:
+    """Some lines of logits [s, vocab] with their rows' penalties -> fp32 [p, vocab].
+
+    lines [p] int64; rows, positions [p] int32: a line's row knows tokens[row, :position] of tokens
+    [R, w] int32, of which the first prompt_lens[row] (int32 [R]) are its prompt. penalties [R, 3]
+    fp32: repetition, frequency, presence. In this order: the score of each known token is divided
+    by repetition if positive and multiplied by it if not (Keskar et al. 2019); that of each token
+    of the output is lowered by frequency times how often it is there, then once by presence.
+    """
+    scores = logits[lines].float()
+    for line, row, position in zip(scores, rows.tolist(), positions.tolist(), strict=True):
+        known = tokens[row, :position].tolist()
+        repetition, frequency, presence = penalties[row]
+        for token in set(known):
+            value = line[token]
+            line[token] = value / repetition if value > 0 else value * repetition
+        for token, count in Counter(known[int(prompt_lens[row]) :]).items():
+            line[token] -= count * frequency
+            line[token] -= presence
+    return scores
+
+
+def top_logprobs(
+    logits: torch.Tensor, lines: torch.Tensor, sampled: torch.Tensor, count: int
+) -> torch.Tensor:
+    """Log-probabilities of some lines of logits [s, vocab] -> int32 [w, 2, 1 + count]: ids, then
+    the bits of their fp32 values, the log-softmax of the line.
+
+    lines [w] int64; sampled [s] int32: the token of each line, which comes first; then the `count`
+    (0 to vocab) largest logits, the largest first, the lowest id first among equals. Zeros for a
+    line whose token is below 0, which means that it is not finite.
+    """
+    out = torch.zeros((len(lines), 2, 1 + count), dtype=torch.int32)
+    for place, line in zip(out, lines.tolist(), strict=True):
+        if (token := int(sampled[line])) >= 0:
+            scores = logits[line].float()
+            order = scores.sort(descending=True, stable=True).indices
+            place[0] = torch.tensor([token, *order[:count].tolist()])
+            place[1] = scores.log_softmax(-1)[place[0].long()].view(torch.int32)
+    return out.to(logits.device)
 
 
 def gather_rows(

@@ -88,6 +88,9 @@ def launch_others(dtype: torch.dtype) -> None:
     tokens = torch.zeros(1, 1, dtype=torch.int32)
     logits = torch.empty(1, 128_256, dtype=dtype)
     triton_ops.sample(logits, one, one, torch.zeros(1), seeds, tokens)
+    row = (one, one, tokens, one, torch.zeros(1, 3))
+    triton_ops.penalize(logits, seeds, *row, max_position=1)
+    triton_ops.top_logprobs(logits, seeds, one, 20)
     for index in (one, seeds):
         triton_ops.gather_rows(torch.empty(9, 2048, dtype=dtype), index)
     for values in (one, seeds, torch.zeros(1)):

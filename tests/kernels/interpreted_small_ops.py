@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import kernels
-from kernels import linear, reference
+from kernels import linear, penalize, reference
 from kernels.gemv import gemv
 from kernels.sample import STRETCH
-from tests.kernels import checks
+from tests.kernels import checks, penalty_checks
 from tests.kernels.cases import GUARD, error, randn
 
 OPS = kernels.ops("cpu", "triton")
@@ -122,6 +122,28 @@ def test_a_nan_in_a_losing_stretch_flags_the_row() -> None:
     logits[0, -1] = float("nan")
     cold = torch.tensor([0.0, 0.0])
     assert checks.draw(OPS, logits, cold, cold.long(), cold.int()).tolist() == [-1, 0]
+
+
+@pytest.mark.parametrize(
+    ("vocab", "longest"), [(30, 50), (penalize.STRETCH + 7, penalize.TILE + 5)]
+)
+def test_penalized_scores_equal_the_oracles(vocab: int, longest: int) -> None:
+    penalty_checks.check_penalties(OPS, FP32, "cpu", vocab, longest)
+
+
+def test_a_penalty_changes_the_draw_of_its_row_alone() -> None:
+    penalty_checks.check_penalties_draw(OPS, "cpu")
+
+
+@pytest.mark.parametrize("vocab", [STRETCH, STRETCH + 5])
+def test_log_probabilities_equal_the_oracles(vocab: int) -> None:
+    penalty_checks.check_logprobs(OPS, FP32, "cpu", vocab, (0, 3, 20))
+
+
+def test_more_log_probabilities_than_there_is_room_for_are_refused() -> None:
+    nothing = torch.zeros(0, dtype=torch.int64)
+    with pytest.raises(ValueError, match="count is 21, must be 0 <= count <= 20"):
+        OPS.top_logprobs(torch.ones(0, 50), nothing, nothing.int(), 21)
 
 
 def test_no_tokens_launch_nothing() -> None:
