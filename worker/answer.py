@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nanoserve.v1 import worker_pb2
-from worker.executor import Pending
+from worker.executor import Pending, StepOutput
 from worker.refusal import StepRefused
 from worker.statistics import StepDurations
 from worker.step import CheckedStep
@@ -59,6 +59,7 @@ class Answer:
         output = pending.wait()
         flags = b"" if output.non_finite is None else (output.non_finite * _FLAG).tobytes()
         return worker_pb2.StepResult(
+            **_logprob_columns(output),
             step_id=self.step.step_id,
             sub_step=sub_step,
             tokens=output.tokens.astype("<i4", copy=False).tobytes(),
@@ -72,6 +73,18 @@ class Answer:
                 idle=None if self.is_first and not sub_step else output.idle_ns,
             ),
         )
+
+
+def _logprob_columns(output: StepOutput) -> dict[str, bytes]:
+    """The fields of StepResult; none where nobody asked."""
+    if (logprobs := output.logprobs) is None:
+        return {}
+    return {
+        "logprob_samples": logprobs.samples.astype("<i4", copy=False).tobytes(),
+        "logprob_counts": logprobs.counts.astype("<i4", copy=False).tobytes(),
+        "logprob_ids": logprobs.ids.astype("<i4", copy=False).tobytes(),
+        "logprobs": logprobs.values.astype("<f4", copy=False).tobytes(),
+    }
 
 
 @dataclass(frozen=True, slots=True)

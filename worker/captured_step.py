@@ -16,3 +16,6 @@ class CapturedStep:
     frames: np.ndarray  # [k, words]
     place: torch.Tensor  # [words] on the device, of the same type
     replay: Callable[[], torch.Tensor]  # int32, the step's draws first, as `sample`
+    logits: (
+        torch.Tensor | None
+    )  # where `replay` leaves the draws' [m or more, vocab]; None: no draw

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from worker.batch import StepBatch
+from worker.borrowed_tensor import borrowed
 from worker.captured_step import CapturedStep
 from worker.decode_frame import DecodeFrame, pack_frames
 from worker.graph_capture import GraphCapture
@@ -56,6 +57,7 @@ class DecodeGraphs:
         self._sample_tokens = torch.arange(self._most, device=device)
         self._answers = torch.empty(self._most, dtype=torch.int32, device=device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._logits: dict[int, torch.Tensor] = {}  # where a graph leaves them
 
     def size_for(self, batch: StepBatch) -> int | None:
         """The size of the graph that runs `batch`, or None: only decodes that all sample, not too
@@ -71,7 +73,8 @@ class DecodeGraphs:
         """How to run `batch`, or None if it is not for these graphs."""
         if (size := self.size_for(batch)) is None:
             return None
-        return CapturedStep(self.pack(batch), self.frame.words, partial(self.replay, size))
+        frames, place = self.pack(batch), self.frame.words
+        return CapturedStep(frames, place, partial(self.replay, size), self._logits.get(size))
 
     def pack(self, batch: StepBatch) -> np.ndarray:
         """The frames of a step for which `size_for` gave a size, [k, words]."""
@@ -83,9 +86,13 @@ class DecodeGraphs:
         self._graphs[size].replay()
         return self._answers
 
-    @torch.inference_mode()
     def run(self, size: int) -> torch.Tensor:
         """The same as `replay`, kernel by kernel."""
+        return self._run(size)[1]
+
+    @torch.inference_mode()
+    def _run(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits and answers of the step that `frame` holds."""
         frame, ops = self.frame, self._model.ops
         rows, context_lens = frame.rows[:size], frame.context_lens[:size]
         starts = self._starts[: size + 1]
@@ -108,13 +115,15 @@ class DecodeGraphs:
             decode_context=min(size * most, MOST_CONTEXT),
         )
         logits = self._model.forward(inputs, self._pool)
-        return sample(ops, self._rows, logits, rows, context_lens, self._answers[:size])
+        return logits, sample(ops, self._rows, logits, rows, context_lens, self._answers[:size])
 
     def capture(self, capture: GraphCapture, sizes: Sequence[int]) -> None:
         """Makes the graphs of some sizes, the largest first."""
         self._fill_with_pads()
         for size in sorted(sizes, reverse=True):
-            self._graphs[size] = capture(partial(self.run, size))
+            self._graphs[size], (logits, _) = capture(partial(self._run, size))
+            self._logits[size] = borrowed(logits)
+            del logits  # the next graph takes its memory
 
     def _fill_with_pads(self) -> None:
         self.frame.slots.zero_()

@@ -13,6 +13,16 @@ from worker.step import CheckedStep
 
 
 @dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-probabilities of w of a repetition's samples, as StepResult has them."""
+
+    samples: np.ndarray  # int32 [w]: indices into the tokens, rising
+    counts: np.ndarray  # int32 [w], at least 1
+    ids: np.ndarray  # int32 [sum of counts]
+    values: np.ndarray  # float32 [sum of counts]
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
     """What one repetition of a step gave. m sequences sampled, in the step's order."""
 
@@ -23,6 +33,7 @@ class StepOutput:
     # How long the device had nothing to do since the end of the repetition before; None if
     # there was none.
     idle_ns: int | None = None
+    logprobs: Logprobs | None = None  # None: nobody asked
 
 
 class Pending(Protocol):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
+
+Result = TypeVar("Result")
 
 
 class GraphCapture:
@@ -17,14 +20,15 @@ class GraphCapture:
         self._memory = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
 
-    def __call__(self, run: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        """The graph of the kernels that `run` launches."""
+    def __call__(self, run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
+        """The graph of the kernels that `run` launches, and what `run` returned. Tensors in it keep
+        their memory from the graphs captured later."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._stream.device)
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             run()  # compiles, and lets libraries choose and make their workspace
             graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
-            run()
+            result = run()
             graph.capture_end()
         torch.cuda.synchronize(self._stream.device)
-        return graph
+        return graph, result

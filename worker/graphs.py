@@ -12,7 +12,7 @@ from worker.batch import StepBatch
 from worker.captured_step import CapturedStep
 from worker.decode_graphs import DecodeGraphs, graph_sizes
 from worker.geometry import Geometry
-from worker.graph_capture import GraphCapture
+from worker.graph_capture import GraphCapture, Result
 from worker.kv_pool import KVPool
 from worker.mixed_graphs import MixedGraphs, token_sizes
 from worker.model.llama import Llama
@@ -58,9 +58,9 @@ class StepGraphs:
     def launch_once(self) -> None:
         """What `capture` captures, kernel by kernel."""
 
-        def run(step: Callable[[], object]) -> object:
+        def run(step: Callable[[], Result]) -> tuple[None, Result]:
             with torch.inference_mode():
-                return step()
+                return None, step()
 
         self.mixed.capture(run, self.mixed.token_sizes, self.mixed.draw_sizes)
         self.decodes.capture(run, self.decodes.sizes)

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 
 from worker.batch import StepBatch
+from worker.borrowed_tensor import borrowed
 from worker.captured_step import CapturedStep
 from worker.decode_graphs import MOST_CONTEXT
 from worker.graph_capture import GraphCapture
@@ -79,6 +80,7 @@ class MixedGraphs:
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._bodies: dict[int, torch.cuda.CUDAGraph] = {}
         self._tails: dict[int, torch.cuda.CUDAGraph] = {}
+        self._logits: dict[int, torch.Tensor] = {}  # where a tail leaves them
 
     def size_for(self, batch: StepBatch) -> int | None:
         """Tokens of the graph that runs `batch`, or None: not too many sequences, tokens and
@@ -100,7 +102,9 @@ class MixedGraphs:
             return None
         words = pack_mixed(batch, self._most_sequences, self._most_chunks, size, self._rows.scratch)
         place = self._words[: len(words)]
-        return CapturedStep(words[None], place, partial(self.replay, size, len(batch.sample_rows)))
+        draws = len(batch.sample_rows)
+        logits = self._logits.get(self._draw_size(draws)) if draws else None
+        return CapturedStep(words[None], place, partial(self.replay, size, draws), logits)
 
     def replay(self, tokens: int, draws: int) -> torch.Tensor:
         """Runs the step that `frame` holds in the graph of `tokens`; returns int32 [draws or more],
@@ -124,9 +128,11 @@ class MixedGraphs:
         """Makes the graphs of some sizes, the largest first."""
         self._fill_with_pads()
         for size in sorted(token_sizes, reverse=True):
-            self._bodies[size] = capture(partial(self._run_body, size))
+            self._bodies[size], _ = capture(partial(self._run_body, size))
         for size in sorted(draw_sizes, reverse=True):
-            self._tails[size] = capture(partial(self._run_tail, size))
+            self._tails[size], logits = capture(partial(self._run_tail, size))
+            self._logits[size] = borrowed(logits)
+            del logits  # the next graph takes its memory
 
     def _run_body(self, tokens: int) -> None:
         frame, ops, most = self.frame, self._model.ops, self._rows.max_model_len
@@ -158,12 +164,14 @@ class MixedGraphs:
         ops.gather_rows(attended, inputs.sample_tokens, self._attended[:sequences])
         ops.gather_rows(residual, inputs.sample_tokens, self._residual[:sequences])
 
-    def _run_tail(self, draws: int) -> None:
+    def _run_tail(self, draws: int) -> torch.Tensor:
+        """The logits."""
         frame = self.frame
         logits = self._model.tail(self._attended[:draws], self._residual[:draws])
         rows, positions = frame.sample_rows[:draws], frame.sample_positions[:draws]
         answers = self._answers[:draws]
         sample(self._model.ops, self._rows, logits, rows, positions, answers)
+        return logits
 
     def _draw_size(self, draws: int) -> int:
         return self.draw_sizes[bisect_left(self.draw_sizes, draws)]

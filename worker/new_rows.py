@@ -13,10 +13,11 @@ from worker.geometry import Geometry
 from worker.refusal import StepRefused
 from worker.step import read_column
 
-# As float32, so that a limit that was sent over the wire is inside.
-MIN_TEMPERATURE = np.float32(0.01)
-MAX_TEMPERATURE = np.float32(100)
-
+# Of a temperature other than 0, and of a repetition penalty. As float32, so that a limit that was
+# sent over the wire is inside.
+LEAST, MOST = np.float32(0.01), np.float32(100)
+MAX_LOWERING = 2  # by a frequency or presence penalty, or raising
+MAX_TOP_LOGPROBS = 20
 
 Refuse = Callable[[str], NoReturn]
 
@@ -35,6 +36,8 @@ class NewRow:
     block_ids: np.ndarray  # int32 [b]
     temperature: float
     seed: int
+    penalties: tuple[float, float, float]  # repetition, frequency, presence
+    top_logprobs: int  # -1: no log-probabilities
 
 
 @dataclass(slots=True)
@@ -45,6 +48,8 @@ class NewRows:
     prompt_lens: list[int] = field(default_factory=list)
     temperatures: list[float] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
+    penalties: list[tuple[float, float, float]] = field(default_factory=list)
+    top_logprobs: list[int] = field(default_factory=list)
     token_ids: list[np.ndarray] = field(default_factory=list)
     block_ids: list[np.ndarray] = field(default_factory=list)
 
@@ -53,6 +58,8 @@ class NewRows:
         self.prompt_lens.append(row.prompt_len)
         self.temperatures.append(row.temperature)
         self.seeds.append(row.seed)
+        self.penalties.append(row.penalties)
+        self.top_logprobs.append(row.top_logprobs)
         self.token_ids.append(row.token_ids)
         self.block_ids.append(row.block_ids)
 
@@ -93,10 +100,7 @@ def check_new_row(message: worker_pb2.NewRow, geometry: Geometry) -> NewRow:
     if not 0 <= message.tokens_in_pool < count:
         refuse(f"tokens_in_pool is {message.tokens_in_pool}, must be 0 <= tokens_in_pool < {count}")
     _check_blocks(message, blocks, geometry, refuse)
-    temperature = np.float32(message.sampling.temperature)
-    # Written so that a NaN fails it.
-    if not (temperature == 0 or MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE):
-        refuse(f"temperature is {temperature}, must be 0 or 0.01 <= temperature <= 100")
+    _check_sampling(message.sampling, refuse)
     return NewRow(
         row=message.row,
         request_id=message.request_id,
@@ -104,9 +108,41 @@ def check_new_row(message: worker_pb2.NewRow, geometry: Geometry) -> NewRow:
         prompt_len=message.prompt_len,
         tokens_in_pool=message.tokens_in_pool,
         block_ids=blocks,
-        temperature=float(temperature),
+        temperature=message.sampling.temperature,
         seed=message.sampling.seed,
+        penalties=_penalties(message.sampling),
+        top_logprobs=_top_logprobs(message, geometry, refuse),
     )
+
+
+def _penalties(sampling: worker_pb2.SamplingParams) -> tuple[float, float, float]:
+    repetition = sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
+    return repetition, sampling.frequency_penalty, sampling.presence_penalty
+
+
+def _check_sampling(sampling: worker_pb2.SamplingParams, refuse: Refuse) -> None:
+    """Written so that a NaN fails each."""
+    temperature = np.float32(sampling.temperature)
+    if not (temperature == 0 or LEAST <= temperature <= MOST):
+        refuse(f"temperature is {temperature}, must be 0 or 0.01 <= temperature <= 100")
+    repetition, *others = map(np.float32, _penalties(sampling))
+    if not LEAST <= repetition <= MOST:
+        refuse(f"repetition_penalty is {repetition}, must be 0.01 <= repetition_penalty <= 100")
+    for name, value in zip(("frequency_penalty", "presence_penalty"), others, strict=True):
+        if not -MAX_LOWERING <= value <= MAX_LOWERING:
+            refuse(f"{name} is {value}, must be -2 <= {name} <= 2")
+
+
+def _top_logprobs(message: worker_pb2.NewRow, geometry: Geometry, refuse: Refuse) -> int:
+    if not message.HasField("top_logprobs"):
+        return -1
+    most = min(MAX_TOP_LOGPROBS, geometry.vocab_size)
+    if not 0 <= message.top_logprobs <= most:
+        refuse(
+            f"top_logprobs is {message.top_logprobs}, must be 0 <= top_logprobs <= {most} (at most "
+            f"{MAX_TOP_LOGPROBS}, vocab_size {geometry.vocab_size})"
+        )
+    return message.top_logprobs
 
 
 def _check_blocks(

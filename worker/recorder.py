@@ -204,7 +204,8 @@ class Recorders:
             self._put(Refused(step, unanswered, refusal, step.ByteSize() + _EVENT_BYTES))
 
     def _answered(self, incarnation: int, result: worker_pb2.StepResult) -> None:
-        event = Answered(incarnation, result, 2 * len(result.tokens) + _EVENT_BYTES)
+        columns = len(result.tokens) + len(result.logprob_ids)  # half of what there is, or more
+        event = Answered(incarnation, result, 2 * columns + _EVENT_BYTES)
         for recorder in self._with_results:
             recorder.put(event)
 

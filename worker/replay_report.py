@@ -33,6 +33,8 @@ class ReplayReport:
     refusals: int = 0
     tokens: int = 0  # compared
     different_tokens: int = 0
+    logprobs: int = 0  # compared
+    different_logprobs: int = 0
     first_difference: str = ""
     end: worker_pb2.RecordingEnd | None = None
     cut_off: str = ""
@@ -84,6 +86,8 @@ class ReplayReport:
             return  # it was refused here, which is told already, or was never run
         here = run.results[was.sub_step]
         self._compare_tokens(run, was, here)
+        if not self.start.token_ids_zeroed:
+            self._compare_logprobs(was, here)
         self.times.add(was.sub_step, run.step, was.times, here.times)
         if was.sub_step + 1 == run.step.decode_steps:
             del self._open[key]
@@ -115,6 +119,35 @@ class ReplayReport:
         )
         self.different_tokens += len(wrong)
 
+    def _compare_logprobs(self, was: worker_pb2.StepResult, here: worker_pb2.StepResult) -> None:
+        """By place: which of two tokens is first is open where they are equal but for rounding, and
+        the sampled ones are compared already."""
+        places = was.logprob_samples, was.logprob_counts
+        values, own_values = _float32(was.logprobs), _float32(here.logprobs)
+        if places != (here.logprob_samples, here.logprob_counts) or len(values) != len(own_values):
+            self._differs(
+                f"step {was.step_id}: had {len(values)} log-probabilities of "
+                f"{len(was.logprob_samples) // 4} tokens, has {len(own_values)} of "
+                f"{len(here.logprob_samples) // 4} here"
+            )
+            return
+        self.logprobs += len(values)
+        # So that two of -inf are equal and a NaN is equal to nothing.
+        near = (values == own_values) | (np.abs(values - own_values) <= self._tolerance)
+        wrong = np.flatnonzero(~near)
+        if len(wrong):
+            i = int(wrong[0])
+            self._differs(
+                f"step {was.step_id}: log-probability {i} of {len(values)} was {values[i]}, is "
+                f"{own_values[i]} here"
+            )
+            self.different_logprobs += len(wrong)
+
+    @property
+    def _tolerance(self) -> float:
+        """For log-probabilities: other chunks and batches round otherwise."""
+        return 1e-3 if self.start.worker.model.dtype == "float32" else 0.25
+
     def _differs(self, text: str) -> None:
         self.first_difference = self.first_difference or text
 
@@ -140,6 +173,8 @@ class ReplayReport:
         if self.first_difference:
             yield f"first difference: {self.first_difference}"
             yield f"different tokens: {self.different_tokens} of {self.tokens}"
+            if self.logprobs:
+                yield f"different log-probabilities: {self.different_logprobs} of {self.logprobs}"
         if self._fatal_difference:
             yield f"another end: {self._fatal_difference}"
         yield "different" if self.is_different else f"equal{self._what_was_equal}"
@@ -148,9 +183,10 @@ class ReplayReport:
     def _what_was_equal(self) -> str:
         if self.start.token_ids_zeroed:
             return ", as far as checks tell: tokens were not compared"
-        return ": the same tokens, flags and refusals" + (
-            ", and the same end" if self._fatal_step else ""
-        )
+        text = ": the same tokens, flags and refusals"
+        if self.logprobs:
+            text += f", {self.logprobs} log-probabilities within {self._tolerance:g}"
+        return text + (", and the same end" if self._fatal_step else "")
 
     def _about(self) -> Iterator[str]:
         worker = self.start.worker
@@ -188,6 +224,10 @@ def _columns(result: worker_pb2.StepResult) -> tuple[np.ndarray, np.ndarray]:
     tokens = np.frombuffer(result.tokens[: len(result.tokens) // 4 * 4], "<i4")
     flags = np.frombuffer(result.flags, "u1") if result.flags else np.zeros(len(tokens), np.uint8)
     return tokens, flags
+
+
+def _float32(data: bytes) -> np.ndarray:
+    return np.frombuffer(data[: len(data) // 4 * 4], "<f4")
 
 
 def _token(token: np.integer, flags: np.integer) -> str:

@@ -27,13 +27,17 @@ class Rows:
         rows, width, blocks = self.scratch + 1, self.max_model_len + 1, geometry.max_blocks_per_row
         # One tensor holds all, so that whatever a step changes is one launch.
         words, starts = 0, []
-        for size in (2 * rows, rows, rows * width, rows * blocks):
+        for size in (2 * rows, rows, 3 * rows, rows, rows * width, rows * blocks):
             starts.append(words)
             words += size + -size % _ALIGNMENT
         self._words = torch.zeros(words, dtype=torch.int32, device=device)
-        self._seeds_at, self._temperatures_at, self._tokens_at, self._tables_at = starts
+        self._seeds_at, self._temperatures_at, self._penalties_at = starts[:3]
+        self._prompt_lens_at, self._tokens_at, self._tables_at = starts[3:]
         self.seeds = self._part(self._seeds_at, 2 * rows).view(torch.int64)  # bits of a uint64
         self.temperatures = self._part(self._temperatures_at, rows).view(torch.float32)
+        self.penalties = self._part(self._penalties_at, 3 * rows).view(torch.float32).view(rows, 3)
+        self.penalties[:, 0] = 1  # repetition, frequency, presence: they change nothing
+        self.prompt_lens = self._part(self._prompt_lens_at, rows)
         self.tokens = self._part(self._tokens_at, rows * width).view(rows, width)
         # Past a row's blocks every entry is a legal id: 0 or one that was there before.
         self.block_tables = self._part(self._tables_at, rows * blocks).view(rows, blocks)
@@ -47,6 +51,10 @@ class Rows:
             values.append(step.new_seeds.view(np.int32))
             places.append(self._temperatures_at + rows)
             values.append(step.new_temperatures.view(np.int32))
+            places.append(self._penalties_at + (3 * rows[:, None] + np.arange(3)).reshape(-1))
+            values.append(step.new_penalties.reshape(-1).view(np.int32))
+            places.append(self._prompt_lens_at + rows)
+            values.append(step.new_prompt_lens)
             width = self.tokens.shape[1]
             places.append(self._tokens_at + _flat(step.token_rows, step.token_positions, width))
             values.append(step.token_ids)

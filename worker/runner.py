@@ -10,15 +10,16 @@ import torch
 
 from worker.batch import StepBatch
 from worker.captured_step import CapturedStep
+from worker.draw_extras import DrawExtras, RowExtras
 from worker.executor import Pending
 from worker.geometry import Geometry
 from worker.graphs import StepGraphs
 from worker.inputs import input_columns, make_inputs
 from worker.kv_pool import KVPool
 from worker.model.llama import Llama
-from worker.results import CpuClock, ResultBuffer
+from worker.results import CpuClock, LoggedDraws, ResultBuffer
 from worker.rows import Rows
-from worker.sampler import sample
+from worker.sampler import sample, sample_extras
 from worker.staging import Staging
 from worker.step import CheckedStep, token_positions
 
@@ -39,6 +40,7 @@ class TorchRunner:
         self._model = model
         self._pool = pool
         self._rows = Rows(geometry, model.device, model.ops)
+        self._row_extras = RowExtras(geometry.max_rows)
         depth = geometry.max_steps_in_flight
         self._staging = Staging(model.device, depth)
         self._results: list[CpuClock | ResultBuffer] = [CpuClock()]
@@ -53,16 +55,23 @@ class TorchRunner:
     @torch.inference_mode()
     def launch(self, step: CheckedStep) -> Sequence[Pending]:
         batch, changes = StepBatch.of(step), self._rows.changes(step)
+        self._row_extras.apply(step)
+        if extras := self._row_extras.of(batch):
+            changes |= extras.columns(batch)
         if self._graphs and (captured := self._graphs.step_of(batch)):
             columns = {"frames": captured.frames} | changes  # the frame lands first
             if self._staging.fits(columns):
-                return self._replay(captured, columns, len(batch.sample_rows))
+                return self._replay(captured, columns, len(batch.sample_rows), extras)
         on_device = self._staging.upload(input_columns(batch) | changes)
         self._rows.apply(on_device)
-        return [self._repetition(batch, on_device, k) for k in range(step.decode_steps)]
+        return [self._repetition(batch, on_device, k, extras) for k in range(step.decode_steps)]
 
     def _replay(
-        self, captured: CapturedStep, columns: Mapping[str, np.ndarray], draws: int
+        self,
+        captured: CapturedStep,
+        columns: Mapping[str, np.ndarray],
+        draws: int,
+        extras: DrawExtras | None,
     ) -> Sequence[Pending]:
         on_device = self._staging.upload(columns)
         self._rows.apply(on_device)
@@ -71,7 +80,11 @@ class TorchRunner:
             result = self._result()
             if k:
                 captured.place.copy_(on_device["frames"][k])
-            pendings.append(result.finish(captured.replay(), draws))
+            sampled, logprobs = captured.replay(), None
+            if extras:
+                logits = captured.logits
+                logprobs = self._sample_extras(extras, logits, sampled, on_device, k)
+            pendings.append(result.finish(sampled, draws, logprobs))
         return pendings
 
     def warm_up(self) -> None:
@@ -109,7 +122,13 @@ class TorchRunner:
         result.start(before)
         return result
 
-    def _repetition(self, batch: StepBatch, columns: Mapping[str, torch.Tensor], k: int) -> Pending:
+    def _repetition(
+        self,
+        batch: StepBatch,
+        columns: Mapping[str, torch.Tensor],
+        k: int,
+        extras: DrawExtras | None,
+    ) -> Pending:
         result = self._result()
         if not batch.slots.shape[1]:  # a step that only changes rows
             result.computed()
@@ -121,21 +140,38 @@ class TorchRunner:
             return result.finish(self._nothing, 0)
         positions = columns["sample_positions"][k]
         sampled = sample(self._model.ops, self._rows, logits, columns["sample_rows"], positions)
-        return result.finish(sampled, len(sampled))
+        logprobs = None
+        if extras:
+            logprobs = self._sample_extras(extras, logits, sampled, columns, k)
+        return result.finish(sampled, len(sampled), logprobs)
+
+    def _sample_extras(
+        self,
+        extras: DrawExtras,
+        logits: torch.Tensor,
+        sampled: torch.Tensor,
+        columns: Mapping[str, torch.Tensor],
+        k: int,
+    ) -> LoggedDraws | None:
+        packed = sample_extras(self._model.ops, self._rows, extras, logits, sampled, columns, k)
+        return None if packed is None else LoggedDraws(extras, packed)
 
 
 def _scratch_step(lens: list[int], block_size: int) -> CheckedStep:
-    """Prompts in rows 0, 1, ... whose tables name the scratch block only."""
+    """Prompts in rows 0, 1, ... whose tables name the scratch block only, with all that a draw can
+    have."""
     query_lens = np.array(lens, np.int32)
     rows = np.arange(len(lens), dtype=np.int32)
     empty = np.zeros(0, np.int32)
     return CheckedStep(
         step_id=0,
         decode_steps=1,
-        new_rows=empty,
-        new_prompt_lens=empty,
-        new_temperatures=np.zeros(0, np.float32),
-        new_seeds=np.zeros(0, np.uint64),
+        new_rows=rows,
+        new_prompt_lens=query_lens,
+        new_temperatures=np.zeros(len(lens), np.float32),
+        new_seeds=np.zeros(len(lens), np.uint64),
+        new_penalties=np.ones((len(lens), 3), np.float32),
+        new_top_logprobs=np.ones_like(rows),
         token_rows=empty,
         token_positions=empty,
         token_ids=empty,

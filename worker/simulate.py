@@ -19,10 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
-from worker.executor import StepOutput
+from worker.executor import Logprobs, StepOutput
 from worker.geometry import Geometry
-from worker.simulated_tokens import Choices, mix, next_tokens, token_values
-from worker.step import CheckedStep, exclusive_sum, token_positions
+from worker.simulated_logprobs import simulated_logprobs
+from worker.simulated_tokens import Choices, draw_salts, mix, next_tokens, token_values
+from worker.step import NO_PENALTIES, CheckedStep, exclusive_sum, token_positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +65,14 @@ class SimulatedPending:
     device_ns: int
     ends_ns: int
     idle_ns: int | None
+    logprobs: Logprobs | None = None
     inline_ns: int = 0
 
     def wait(self) -> StepOutput:
         if (left := self.ends_ns - time.monotonic_ns()) > 0:
             time.sleep(left / 1e9)
-        return StepOutput(self.tokens, self.non_finite, self.device_ns, 0, self.idle_ns)
+        times = (self.device_ns, 0, self.idle_ns)
+        return StepOutput(self.tokens, self.non_finite, *times, self.logprobs)
 
 
 class SimulatedExecutor:
@@ -88,6 +91,8 @@ class SimulatedExecutor:
         self._prompt_lens = np.zeros(rows, np.int32)
         self._temperatures = np.zeros(rows, np.float32)
         self._seeds = np.zeros(rows, np.uint64)
+        self._penalties = np.tile(NO_PENALTIES, (rows, 1))
+        self._top_logprobs = np.full(rows, -1, np.int32)
         self._device_free_ns: int | None = None  # monotonic; None before the first step
 
     def warm_up(self) -> None:
@@ -101,6 +106,8 @@ class SimulatedExecutor:
         self._prompt_lens[step.new_rows] = step.new_prompt_lens
         self._temperatures[step.new_rows] = step.new_temperatures
         self._seeds[step.new_rows] = step.new_seeds
+        self._penalties[step.new_rows] = step.new_penalties
+        self._top_logprobs[step.new_rows] = step.new_top_logprobs
         self._tables[step.block_rows, step.block_indices] = step.block_ids
         self._tokens[step.token_rows, step.token_positions] = step.token_ids
         if len(step.new_rows):
@@ -124,10 +131,12 @@ class SimulatedExecutor:
         self._pool[step.slots[k]] = sums + np.repeat(history, step.query_lens)
 
         rows, lens = step.rows[step.sampling], context_lens[step.sampling]
-        sampled = self._sample(rows, lens)
+        hashes = self._read(rows, lens - 1) + self._damage(rows, lens)
+        sampled = self._sample(rows, lens, hashes)
         ends = np.cumsum(step.query_lens)[step.sampling] - 1
         non_finite = np.isin(tokens[ends], list(self._options.non_finite_tokens))
         sampled[non_finite] = 0
+        logprobs = self._logprobs(rows, sampled, hashes, ~non_finite)
         self._tokens[rows, lens] = sampled
         self._prefixes[rows, lens] = self._prefixes[rows, lens - 1] + token_values(sampled, lens)
 
@@ -142,18 +151,37 @@ class SimulatedExecutor:
             device_ns,
             self._device_free_ns,
             None if free_ns is None else starts_ns - free_ns,
+            logprobs,
         )
 
-    def _sample(self, rows: np.ndarray, context_lens: np.ndarray) -> np.ndarray:
+    def _sample(self, rows: np.ndarray, context_lens: np.ndarray, hashes: np.ndarray) -> np.ndarray:
         """int32 [m]"""
         if len(self._script):
             outputs = context_lens - self._prompt_lens[rows]
             return self._script[np.minimum(outputs, len(self._script) - 1)]
-        hashes = self._read(rows, context_lens - 1) + self._damage(rows, context_lens)
-        indices = next_tokens(
-            hashes, self._temperatures[rows], self._seeds[rows], len(self._choices)
+        salts = draw_salts(
+            self._temperatures[rows],
+            self._seeds[rows],
+            self._penalties[rows],
+            self._prompt_lens[rows],
         )
-        return self._choices.ids(indices)
+        return self._choices.ids(next_tokens(hashes, len(self._choices), salts))
+
+    def _logprobs(
+        self, rows: np.ndarray, sampled: np.ndarray, hashes: np.ndarray, finite: np.ndarray
+    ) -> Logprobs | None:
+        counts = self._top_logprobs[rows] + 1
+        samples = np.flatnonzero(finite & (counts > 0)).astype(np.int32)
+        if not len(samples):
+            return None
+        return simulated_logprobs(
+            hashes[samples],
+            sampled[samples],
+            samples,
+            counts[samples],
+            self._choices,
+            self.geometry.vocab_size,
+        )
 
     def _read(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """uint64 [n]: the pool at each row's position, through its block table."""

@@ -8,9 +8,12 @@ Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+
+from worker.step import has_penalties
 
 _M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -30,13 +33,28 @@ def token_values(tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
     return mix(packed + np.uint64(_GOLDEN))
 
 
-def next_tokens(
-    prefixes: np.ndarray, temperatures: np.ndarray, seeds: np.ndarray, choices: int
+def draw_salts(
+    temperatures: np.ndarray, seeds: np.ndarray, penalties: np.ndarray, prompt_lens: np.ndarray
 ) -> np.ndarray:
-    """int64 [n] in 0 <= index < choices, from the prefix hash of each row's last token. The
-    seed counts only where the temperature is above 0."""
+    """uint64 [n]: what changes the draws of each row. The seed counts only where the temperature is
+    above 0, the prompt's length only where there are penalties (float32 [n, 3])."""
     salts = np.where(temperatures > 0, mix(seeds + np.uint64(_GOLDEN)), np.uint64(0))
-    return (mix(prefixes ^ salts) % np.uint64(choices)).astype(np.int64)
+    if (penalized := has_penalties(penalties)).any():
+        salts ^= np.where(penalized, _penalty_salts(penalties, prompt_lens), np.uint64(0))
+    return salts
+
+
+def _penalty_salts(penalties: np.ndarray, prompt_lens: np.ndarray) -> np.ndarray:
+    salts = prompt_lens.astype(np.uint64)
+    for bits in (penalties + np.float32(0)).view(np.uint32).astype(np.uint64).T:  # no -0.0
+        salts = mix(salts + bits + np.uint64(_GOLDEN))
+    return salts
+
+
+def next_tokens(prefixes: np.ndarray, choices: int, salts: np.ndarray | int = 0) -> np.ndarray:
+    """int64 [n] in 0 <= index < choices, from the prefix hash of each row's last token and its
+    `draw_salts`; without them those of greedy rows without penalties."""
+    return (mix(prefixes ^ np.asarray(salts, np.uint64)) % np.uint64(choices)).astype(np.int64)
 
 
 class Choices:
@@ -62,6 +80,9 @@ def expected_tokens(
     *,
     temperature: float = 0.0,
     seed: int = 0,
+    repetition_penalty: float = 1.0,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
     avoid: Iterable[int] = (),
 ) -> list[int]:
     """The first `count` output ids of the simulated worker for a prompt.
@@ -70,19 +91,33 @@ def expected_tokens(
     """
     avoid = frozenset(avoid)
     choices = [i for i in range(vocab_size) if i not in avoid] if avoid else range(vocab_size)
-    salt = _mix(seed + _GOLDEN) if temperature > 0 else 0
-    prefix = 0
-    for position, token in enumerate(prompt_ids):
-        prefix += _mix(((position << 32) | token) + _GOLDEN)
+    salt = mix_one(seed + _GOLDEN) if temperature > 0 else 0
+    penalties = (repetition_penalty, frequency_penalty, presence_penalty)
+    if penalties != (1, 0, 0):
+        salted = len(prompt_ids)
+        for penalty in penalties:
+            salted = mix_one(salted + int.from_bytes(struct.pack(">f", penalty or 0.0)) + _GOLDEN)
+        salt ^= salted
+    prefix = prefix_hashes(prompt_ids)[-1] if prompt_ids else 0
     output: list[int] = []
     for position in range(len(prompt_ids), len(prompt_ids) + count):
-        token = choices[_mix((prefix & _MASK) ^ salt) % len(choices)]
+        token = choices[mix_one((prefix & _MASK) ^ salt) % len(choices)]
         output.append(token)
-        prefix += _mix(((position << 32) | token) + _GOLDEN)
+        prefix += mix_one(((position << 32) | token) + _GOLDEN)
     return output
 
 
-def _mix(value: int) -> int:
+def prefix_hashes(ids: Sequence[int]) -> list[int]:
+    """Of each position of a row that begins with these tokens, in plain integers."""
+    hashes, sum_ = [], 0
+    for position, token in enumerate(ids):
+        sum_ = (sum_ + mix_one(((position << 32) | token) + _GOLDEN)) & _MASK
+        hashes.append(sum_)
+    return hashes
+
+
+def mix_one(value: int) -> int:
+    """`mix` in plain integers."""
     value &= _MASK
     value = ((value ^ (value >> 30)) * _M1) & _MASK
     value = ((value ^ (value >> 27)) * _M2) & _MASK

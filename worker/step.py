@@ -89,6 +89,8 @@ class CheckedStep:
     new_prompt_lens: np.ndarray  # int32 [n]
     new_temperatures: np.ndarray  # float32 [n]
     new_seeds: np.ndarray  # uint64 [n]
+    new_penalties: np.ndarray  # float32 [n, 3]: repetition, frequency, presence
+    new_top_logprobs: np.ndarray  # int32 [n], -1 for a row that wants no log-probabilities
 
     # The new rows' tokens, flat: tokens[token_rows, token_positions] = token_ids.
     token_rows: np.ndarray  # int32
@@ -110,6 +112,15 @@ class CheckedStep:
     def num_tokens(self) -> int:
         """t: tokens of one repetition."""
         return self.slots.shape[1]
+
+
+# Penalties that change nothing.
+NO_PENALTIES = np.array([1, 0, 0], np.float32)
+
+
+def has_penalties(penalties: np.ndarray) -> np.ndarray:
+    """bool [n] of float32 [n, 3]: which change anything."""
+    return (penalties != NO_PENALTIES).any(axis=1)
 
 
 def exclusive_sum(lens: np.ndarray) -> np.ndarray:

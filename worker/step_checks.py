@@ -175,6 +175,8 @@ class StepChecks:
             new_prompt_lens=np.array(new.prompt_lens, np.int32),
             new_temperatures=np.array(new.temperatures, np.float32),
             new_seeds=np.array(new.seeds, np.uint64),
+            new_penalties=np.array(new.penalties, np.float32).reshape(-1, 3),
+            new_top_logprobs=np.array(new.top_logprobs, np.int32),
             token_rows=new.flat_rows(new.token_ids),
             token_positions=new.flat_indices(new.token_ids),
             token_ids=new.flat(new.token_ids),

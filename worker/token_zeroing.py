@@ -24,6 +24,9 @@ def zeroed_result(result: worker_pb2.StepResult, geometry: Geometry) -> worker_p
     zeroed = worker_pb2.StepResult()
     zeroed.CopyFrom(result)
     zeroed.tokens = _zeroed(result.tokens, geometry)
+    # A token's log-probability may tell which it was.
+    zeroed.logprob_ids = bytes(len(result.logprob_ids))
+    zeroed.logprobs = bytes(len(result.logprobs))
     return zeroed
 
 

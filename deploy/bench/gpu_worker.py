@@ -20,7 +20,7 @@ import numpy as np
 from worker.__main__ import parse
 from worker.executor import Executor, Pending
 from worker.start import make_executor
-from worker.step import CheckedStep, token_positions
+from worker.step import NO_PENALTIES, CheckedStep, token_positions
 
 _IN_FLIGHT = 3
 _NOTHING = np.zeros(0, np.int32)
@@ -74,6 +74,8 @@ class Load:
             new_prompt_lens=lens if new else _NOTHING,
             new_temperatures=np.zeros(len(new_rows), np.float32),
             new_seeds=np.zeros(len(new_rows), np.uint64),
+            new_penalties=np.tile(NO_PENALTIES, (len(new_rows), 1)),
+            new_top_logprobs=np.full(len(new_rows), -1, np.int32),
             token_rows=owners.astype(np.int32) if new else _NOTHING,
             token_positions=positions if new else _NOTHING,
             token_ids=positions * 7 % 1000 + owners.astype(np.int32) if new else _NOTHING,

@@ -13,12 +13,14 @@ import pytest
 
 from nanoserve.v1 import worker_pb2
 from scheduler.link.encoder import encode_step
+from tests.worker.asking import Logged, ask, asked_of, penalties_of
 from tests.worker.running_worker import small_geometry
-from tests.worker.step_messages import first_step, int32, int64, second_step
+from tests.worker.step_messages import first_step, int32, int64, new_row, second_step
 from tests.worker.toy_scheduler import ToyScheduler, random_requests
 from worker.executor import StepOutput
 from worker.ledger import Ledger
 from worker.simulate import SimulatedExecutor, SimulationOptions, read_script
+from worker.simulated_logprobs import expected_logprobs
 from worker.simulated_tokens import Choices, expected_tokens, next_tokens
 
 VOCAB = 1000
@@ -68,6 +70,95 @@ def test_random_steps_answer_what_each_request_alone_would(seed: int, depth: int
             temperature=request.temperature,
             seed=request.seed,
         ), request.request_id
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_penalties_and_log_probabilities_are_what_each_request_alone_would_get(seed: int) -> None:
+    """Of random steps as above, two steps planned ahead."""
+    rng = random.Random(seed)
+    worker, logged = Worker(num_blocks=40), Logged()
+    scheduler = ToyScheduler(worker.ledger.geometry, 0, rng)
+    requests = random_requests(rng, 20, VOCAB, 64)
+    scheduler.waiting = list(requests)
+    in_flight: deque[tuple[int, list[str], StepOutput]] = deque()
+    while scheduler.busy or in_flight:
+        if scheduler.busy:
+            plan = scheduler.plan()
+            (output,) = worker.run(ask(encode_step(plan)))
+            sampling = [x.request_id for x in scheduler._in_flight[plan.step_id]]
+            in_flight.append((plan.step_id, sampling, output))
+        if len(in_flight) == 2 or not scheduler.busy:
+            step_id, request_ids, output = in_flight.popleft()
+            logged.take(output, request_ids)
+            scheduler.answer(step_id, output.tokens)
+    for request in requests:
+        name, settings = request.request_id, penalties_of(request.request_id)
+        how = {"temperature": request.temperature, "seed": request.seed}
+        tokens = expected_tokens(request.prompt, request.count, VOCAB, **how, **settings)
+        assert request.output == tokens, name
+        plain = expected_tokens(request.prompt, request.count, VOCAB, **how)
+        assert (tokens != plain) == (settings not in ({}, {"repetition_penalty": 1.0}))
+        if (top := asked_of(name).get("top_logprobs")) is not None:
+            right = expected_logprobs(request.prompt, tokens, VOCAB, int(top))
+            assert logged.of.pop(name) == right
+    assert not logged.of
+
+
+def test_a_resume_that_forgets_anything_of_its_row_shows() -> None:
+    """Its prompt's length, a penalty, its output, or what was asked for."""
+    penalties = {"repetition_penalty": 1.5, "frequency_penalty": 0.5, "presence_penalty": -1.0}
+    right = expected_tokens(PROMPT_A, 2, VOCAB, **penalties)
+    known = [*PROMPT_A, right[0]]
+
+    def resumed(changes: dict[str, float], prompt_len: int = 5, ids: list[int] = known) -> tuple:
+        row = new_row(
+            3, "a", ids, (7, 9), prompt_len=prompt_len, top_logprobs=2,
+            sampling=worker_pb2.SamplingParams(**(penalties | changes)),
+        )  # fmt: skip
+        step = worker_pb2.Step(
+            step_id=1, new_rows=[row], rows=int32(3), query_lens=int32(len(ids)),
+            context_lens=int32(len(ids)), samples=b"\1",
+            slot_mapping=int64(*(28, 29, 30, 31, 36, 37)[: len(ids)]),
+        )  # fmt: skip
+        (output,) = Worker().run(step)
+        assert output.logprobs is not None
+        return int(output.tokens[0]), output.logprobs.values.tolist()
+
+    token, values = resumed({})
+    assert token == right[1]
+    (pairs,) = expected_logprobs(known, [token], VOCAB, 2)
+    assert values == [value for _, value in pairs]
+    for name in penalties:
+        changed = resumed({name: 1.25})
+        assert changed[0] != token
+        assert changed[1][1:] == values[1:], "they are those of the model before penalties"
+    assert resumed({}, prompt_len=6)[0] != token
+    for ids in (PROMPT_A, [*PROMPT_A, right[0] ^ 1], [*PROMPT_A[1:], *right]):
+        wrong = resumed({}, ids=ids)
+        assert wrong[0] != token
+        assert not set(wrong[1]) & set(values)
+
+
+def test_log_probabilities_fall_and_the_most_likely_is_what_is_drawn_greedily() -> None:
+    output = expected_tokens(PROMPT_A, 30, VOCAB)
+    logged = expected_logprobs(PROMPT_A, output, VOCAB, 20)
+    for (own, value), *likely in logged:
+        assert likely[0] == (own, value)
+        values = [v for _, v in likely]
+        assert values == sorted(set(values), reverse=True)
+        assert len({i for i, _ in likely}) == 20
+        assert sum(np.exp(values)) < 1
+    assert len({pairs[0][1] for pairs in logged}) == 30
+
+
+def test_a_row_that_is_not_finite_has_no_log_probabilities() -> None:
+    worker = Worker(options=SimulationOptions(non_finite_tokens=frozenset({22})))
+    first = first_step()
+    first.new_rows[0].top_logprobs = first.new_rows[1].top_logprobs = 1
+    worker.run(first)
+    (output,) = worker.run(second_step())
+    assert output.logprobs is not None
+    assert (output.logprobs.samples.tolist(), output.logprobs.counts.tolist()) == ([0], [2])
 
 
 def test_a_repeated_decode_answers_as_single_steps_do() -> None:
@@ -151,8 +242,7 @@ def test_avoided_tokens_are_never_drawn_and_all_others_are() -> None:
 
 def test_indices_spread_evenly_over_the_choices() -> None:
     hashes = np.arange(100_000, dtype=np.uint64)
-    zeros = np.zeros(len(hashes), np.float32)
-    counts = np.bincount(next_tokens(hashes, zeros, zeros.astype(np.uint64), 10))
+    counts = np.bincount(next_tokens(hashes, 10))
     assert abs(counts - 10_000).max() < 4 * np.sqrt(10_000 * 0.9)
 
 

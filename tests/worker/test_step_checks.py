@@ -386,6 +386,28 @@ NEW_ROW_RULES = {
         "temperature is inf, must be 0 or 0.01 <= temperature <= 100",
         2,
     ),
+    **{
+        f"{name} {value}": (
+            new_row(2, "c", [1], sampling=worker_pb2.SamplingParams(**{name: value})),
+            f"{name} is {value}, must be {low} <= {name} <= {high}",
+            2,
+        )
+        for name, low, high, values in (
+            ("repetition_penalty", 0.01, 100, (0.0, -1.0, 100.5, float("nan"), float("inf"))),
+            ("frequency_penalty", -2, 2, (-2.5, 2.5, float("nan"))),
+            ("presence_penalty", -2, 2, (-2.5, 2.5, float("nan"), float("-inf"))),
+        )
+        for value in values
+    },
+    **{
+        f"top_logprobs {value}": (
+            new_row(2, "c", [1], top_logprobs=value),
+            f"top_logprobs is {value}, must be 0 <= top_logprobs <= 20 (at most 20, vocab_size "
+            "1000)",
+            2,
+        )
+        for value in (-1, 21, 10**6)
+    },
 }
 
 
@@ -396,6 +418,8 @@ def test_a_new_row_that_breaks_a_rule_is_named(ledger: Ledger, rule: str) -> Non
     request = "b" if rule == "row live already" else "c"
     assert str(refusal) == f"new_rows: {text}; row {row}, request {request!r}"
     assert (refusal.row, refusal.request_id) == (row, request)
+    assert ledger.states.live.nonzero()[0].tolist() == [1, 3]
+    ledger.admit(second_step())  # nothing else has changed either
 
 
 @pytest.mark.parametrize("temperature", [0.0, -0.0, 0.01, 100.0])
@@ -404,6 +428,34 @@ def test_temperatures_up_to_both_limits_are_taken(ledger: Ledger, temperature: f
     checked = ledger.admit(second_step(new_rows=[row]))
     assert checked.new_temperatures.tolist() == [np.float32(temperature)]
     assert checked.new_seeds.tolist() == [2**64 - 1]
+
+
+def test_penalties_up_to_their_limits_and_log_probabilities_are_taken(ledger: Ledger) -> None:
+    settings = [
+        {},
+        {"repetition_penalty": 0.01, "frequency_penalty": -2.0, "presence_penalty": -2.0},
+        {"repetition_penalty": 100.0, "frequency_penalty": 2.0, "presence_penalty": 1.0},
+    ]
+    rows = [
+        new_row(row, "c", [1], sampling=worker_pb2.SamplingParams(**some), **more)
+        for row, some, more in zip(
+            (2, 4, 5), settings, ({}, {"top_logprobs": 0}, {"top_logprobs": 20}), strict=True
+        )
+    ]
+    checked = ledger.admit(second_step(new_rows=rows))
+    wanted = np.array([[1, 0, 0], [0.01, -2, -2], [100, 2, 1]], np.float32)
+    assert checked.new_penalties.dtype == np.float32
+    assert checked.new_penalties.tolist() == wanted.tolist()
+    assert checked.new_top_logprobs.tolist() == [-1, 0, 20]
+
+
+def test_no_more_log_probabilities_than_the_vocabulary_has_are_taken() -> None:
+    ledger = Ledger(small_geometry(vocab_size=5), check_slots=True)
+    ledger.admit(worker_pb2.Step(step_id=1, new_rows=[new_row(2, "c", [1], top_logprobs=5)]))
+    refusal = refusal_of(ledger, second_step(new_rows=[new_row(4, "c", [1], top_logprobs=6)]))
+    assert "top_logprobs is 6, must be 0 <= top_logprobs <= 5 (at most 20, vocab_size 5)" in str(
+        refusal
+    )
 
 
 def test_a_row_may_be_freed_and_taken_again_in_one_step(ledger: Ledger) -> None:

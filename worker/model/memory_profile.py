@@ -6,6 +6,7 @@ import torch
 
 from worker.kv_pool import KVPool, cpu_pool_bytes
 from worker.model.llama import Llama
+from worker.new_rows import MAX_TOP_LOGPROBS
 from worker.step_inputs import StepInputs
 
 
@@ -36,21 +37,40 @@ def run_largest_steps(
     """Runs the two steps that need most memory: `max_step_tokens` prompt tokens over `max_rows`
     sequences, and a decode of `max_rows` sequences one of which may be as long as the model allows.
 
-    All sample. Returns the logits of each [rows, vocab] as fp32, which is how the sampler reads
-    them. All tables and slots point to one scratch block.
+    All sample, with penalties and log-probabilities. Returns the logits of each [rows, vocab] as
+    fp32, which is how the sampler reads them. All tables and slots point to one scratch block.
     """
     config, pool = model.config, scratch_pool(model, block_size)
     rows = min(max_rows, max_step_tokens)
     borders = torch.arange(rows + 1) * max_step_tokens // rows
     prompts = borders.diff().clamp(max=config.max_model_len)
     longest = int(prompts.max())
-    return [
-        model.forward(_inputs(model, lens, decodes, longest_context, block_size), pool).float()
-        for lens, decodes, longest_context in (
-            (prompts, 0, longest),
-            (torch.ones(max_rows, dtype=torch.int64), max_rows, config.max_model_len),
-        )
-    ]
+    found = []
+    for lens, decodes, longest_context in (
+        (prompts, 0, longest),
+        (torch.ones(max_rows, dtype=torch.int64), max_rows, config.max_model_len),
+    ):
+        inputs = _inputs(model, lens, decodes, longest_context, block_size)
+        logits = model.forward(inputs, pool)
+        for lines in {1, len(logits)}:  # of a few other kernels are launched than of many
+            _sample_extras(model, logits[:lines])
+        found.append(logits.float())
+    return found
+
+
+def _sample_extras(model: Llama, logits: torch.Tensor) -> None:
+    """All that a draw can have, for every line, as `worker.sampler.sample_extras`."""
+    config, ops, device = model.config, model.ops, model.device
+    lines = torch.arange(len(logits), device=device)
+    row, position = torch.zeros_like(lines, dtype=torch.int32), torch.ones_like(lines).int()
+    tokens = torch.zeros((1, config.max_model_len + 1), dtype=torch.int32, device=device)
+    penalties = torch.ones((1, 3), device=device)
+    cold = torch.zeros(1, device=device)
+    scores = ops.penalize(
+        logits, lines, row, position, tokens, row[:1], penalties, max_position=1
+    )  # fmt: skip
+    sampled = ops.sample(scores, row, position, cold, cold.long(), tokens)
+    ops.top_logprobs(logits, lines, sampled, min(MAX_TOP_LOGPROBS, config.vocab_size))
 
 
 def scratch_pool(model: Llama, block_size: int) -> KVPool:
