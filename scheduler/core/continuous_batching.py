@@ -10,6 +10,8 @@ from scheduler.core.policy import Decision, share_out
 from scheduler.core.request import Request
 from scheduler.core.rows import Rows
 
+_NOBODY = np.zeros(0, np.int64)
+
 
 class ContinuousBatching:
     """One token budget per step: every decode first, then chunks of prompts.
@@ -26,7 +28,9 @@ class ContinuousBatching:
     hold = Hold.NOTHING
 
     def decide(self, ledger: Ledger, budget: int, now: float) -> Decision:
-        decodes, prompts = self._make_room(ledger, budget)
+        decodes = prompts = _NOBODY
+        if ledger.rows.num_live:
+            decodes, prompts = self._make_room(ledger, budget)
         candidates = self._admissible(ledger)
         gaps = _gaps(ledger.rows, prompts) + [ledger.to_compute(request) for request in candidates]
         if not gaps:

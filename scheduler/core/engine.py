@@ -172,8 +172,11 @@ class Engine:
         if self.worker is not None:
             self._watch_worker(self.worker, now)
             end_batch(self.worker.ledger, self._outbox, now)
-            self._send_steps(self.worker)
             ledger = self.worker.ledger
+            if ledger.waiting or ledger.rows.num_live:
+                self._send_steps(self.worker)
+            else:
+                self._wait = None
             self._queue_wait.observe(ledger.num_admitted, len(ledger.waiting), now)
             if self.config.audit:
                 audit.check(self.worker.ledger, self.worker.window)
