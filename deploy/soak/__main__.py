@@ -3,9 +3,9 @@
 Two parts, each with its own pair of servers: the simulated worker, for volume, and a model, the
 default one in float32, for text. While clients read, cancel, time out, dawdle and send nonsense,
 the worker is killed, stopped, replaced and cut off, and the scheduler killed, stopped and taken
-over from. Every call must end once, with the status that it must have and the tokens that an
-undisturbed run gives; one that lost its scheduler ends UNAVAILABLE and is asked again. The same
-seed and times make the same schedule.
+over from. Every call must end once, with the status that it must have and the tokens, text and
+log-probabilities of an undisturbed run; half of them have penalties. One that lost its scheduler
+ends UNAVAILABLE and is asked again. The same seed and times make the same schedule.
 In a soak of 25 minutes or more no scheduler ends after a third of the time and no worker after
 half of it, so that the memory of the last ones can be judged.
 Exit status 0 if nothing is to be complained about.
@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from deploy.bench.machine import machine
 from deploy.local.progress import Progress
@@ -32,6 +33,7 @@ from deploy.soak.faults import KINDS, last_end, schedule
 from deploy.soak.questions import (
     CRASH_ID,
     HANG_ID,
+    PENALTIES,
     VOCAB,
     IdQuestions,
     Question,
@@ -40,7 +42,8 @@ from deploy.soak.questions import (
 )
 from deploy.soak.run import Result, Soak
 from deploy.soak.stand import Stand
-from nanoserve import AsyncClient
+from nanoserve import AsyncClient, TokenLogprobs, TopLogprob
+from worker.simulated_logprobs import expected_logprobs
 from worker.simulated_tokens import expected_tokens
 
 _SIMULATED = [
@@ -103,19 +106,28 @@ async def _simulated(seed: int, args: argparse.Namespace) -> Result:
 
 
 def _simulated_answer(question: Question) -> Answer:
-    options = question.options
-    prompt, count = tuple(options["token_ids"]), options["max_tokens"]  # type: ignore[arg-type]
-    return Answer(_expected(prompt, count, options["temperature"], options["seed"]))
+    options: dict[str, Any] = dict(question.options)
+    names = ("temperature", "seed", *PENALTIES)
+    drawn = tuple((name, options[name]) for name in names if name in options)
+    prompt, top = tuple(options["token_ids"]), options.get("top_logprobs")
+    return _expected(prompt, options["max_tokens"], drawn, top)
 
 
 @lru_cache(maxsize=1000)  # for those that are asked again
 def _expected(
-    prompt: tuple[int, ...], count: int, temperature: float, seed: int
-) -> tuple[int, ...]:
+    prompt: tuple[int, ...], count: int, drawn: tuple[tuple[str, Any], ...], top: int | None
+) -> Answer:
     avoid = (CRASH_ID, HANG_ID)
-    return tuple(
-        expected_tokens(prompt, count, VOCAB, temperature=temperature, seed=seed, avoid=avoid)
-    )
+    tokens = tuple(expected_tokens(prompt, count, VOCAB, **dict(drawn), avoid=avoid))
+    if top is None:
+        return Answer(tokens)
+    logprobs = expected_logprobs(prompt, tokens, VOCAB, top, avoid=avoid)
+    return Answer(tokens, logprobs=tuple(_token_logprobs(one) for one in logprobs))
+
+
+def _token_logprobs(own_then_top: list[tuple[int, float]]) -> TokenLogprobs:
+    (_, own), *top = own_then_top
+    return TokenLogprobs(own, tuple(TopLogprob(*likely) for likely in top))
 
 
 async def _model(seed: int, args: argparse.Namespace) -> Result:
@@ -136,10 +148,11 @@ async def _model(seed: int, args: argparse.Namespace) -> Result:
     stand = Stand(worker, scheduler)
     progress = Progress("model")
     async with stand:
-        answers = await _undisturbed(stand, questions.distinct(), progress.show)
+        tolerance = args.logprob_tolerance
+        answers = await _undisturbed(stand, questions.distinct(), tolerance, progress.show)
         if isinstance(questions, TextQuestions):
             added = questions.add_stops(lambda question: answers[question.key].text or "")
-            answers |= await _undisturbed(stand, added, progress.show)
+            answers |= await _undisturbed(stand, added, tolerance, progress.show)
         soak = Soak(
             stand,
             questions.question,
@@ -155,7 +168,7 @@ async def _model(seed: int, args: argparse.Namespace) -> Result:
 
 
 async def _undisturbed(
-    stand: Stand, questions: list[Question], progress: Callable[[str], None]
+    stand: Stand, questions: list[Question], tolerance: float, progress: Callable[[str], None]
 ) -> dict[str, Answer]:
     """The answers of servers that nothing happens to, by question. Raises RuntimeError if one
     of them ends."""
@@ -168,7 +181,7 @@ async def _undisturbed(
         raise RuntimeError("without any fault: " + "\n".join(stand.all_strange))
     done = [task.result() for task in tasks]
     return {
-        question.key: Answer(completion.token_ids, completion.text)
+        question.key: Answer(completion.token_ids, completion.text, completion.logprobs, tolerance)
         for question, completion in zip(questions, done, strict=True)
     }
 
@@ -191,6 +204,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--scheduler-args", default="", help="of its scheduler's, likewise")
     add("--model-step-tokens", type=int, default=64, help="most of one of its steps (default: 64)")
     add("--model-tokens", type=int, default=48, help="most of an output of its (default: 48)")
+    add(
+        "--logprob-tolerance",
+        type=float,
+        default=1e-4,
+        help="of its log-probabilities (default: 0.0001); of the simulated worker's they are exact",
+    )
     add("--streams", type=int, default=24, help="calls at a time (default: 24)")
     add("--model-streams", type=int, default=6, help="of the model's (default: 6)")
     add("--fault-every", type=float, default=4.0, help="mean seconds between faults (default: 4)")

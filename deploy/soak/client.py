@@ -11,8 +11,9 @@ from typing import Any
 
 import grpc
 
+from deploy.soak.logprobs import wrong_logprobs
 from deploy.soak.questions import Question
-from nanoserve import AsyncClient, Chunk, NanoserveError
+from nanoserve import AsyncClient, Chunk, NanoserveError, TokenLogprobs
 
 # Seconds for a call that must end by itself. A recovery takes seconds, several in a row more, and
 # on a machine that has other work to do ten times as long.
@@ -35,6 +36,8 @@ class Answer:
 
     token_ids: tuple[int, ...]
     text: str | None = None  # None: the server has no tokenizer
+    logprobs: tuple[TokenLogprobs, ...] = ()  # none, or one for each token
+    tolerance: float = 0.0  # of logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Outcome:
     status: str  # "OK", a gRPC status code's name, or "CLOSED" by ourselves
     tokens: int
     complaint: str = ""
-    mismatch: bool = False  # tokens or text other than those of an undisturbed run
+    mismatch: bool = False  # tokens, text or log-probabilities not of an undisturbed run
 
     @property
     def is_to_be_retried(self) -> bool:
@@ -62,6 +65,7 @@ class Call:
     was_away: Callable[[float], bool] = lambda _: False
     began: float = field(default_factory=time.monotonic)
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     text: str = ""
     finishes: int = 0
     cached_tokens: int = 0  # of the prompt, found in the prefix cache
@@ -70,6 +74,7 @@ class Call:
 
     def took(self, chunk: Chunk) -> None:
         self.tokens.extend(chunk.token_ids)
+        self.logprobs.extend(chunk.logprobs)
         self.text += chunk.text
         self.finishes += chunk.finish_reason is not None
         if chunk.usage is not None:
@@ -124,9 +129,9 @@ def _complain(outcome: Outcome, complaint: str) -> Outcome:
 def _wrong_tokens(status: str, call: Call, answer: Answer) -> str:
     """Whole answers are compared whole, others as far as they go."""
     tokens, text = tuple(call.tokens), call.text
-    right, right_text = answer.token_ids, answer.text
+    right, right_text, right_logprobs = answer.token_ids, answer.text, answer.logprobs
     if status != "OK":
-        right = right[: len(tokens)]
+        right, right_logprobs = right[: len(tokens)], right_logprobs[: len(tokens)]
         right_text = None if right_text is None else right_text[: len(text)]
     if tokens != right:
         pairs = enumerate(itertools.zip_longest(tokens, right))
@@ -134,7 +139,7 @@ def _wrong_tokens(status: str, call: Call, answer: Answer) -> str:
         return f"token {at} of {len(tokens)} is {got} and must be {wanted}, of {len(right)}"
     if right_text is not None and text != right_text:
         return f"the text is {text!r} and must be {right_text!r}"
-    return ""
+    return wrong_logprobs(call.logprobs, right_logprobs, answer.tolerance)
 
 
 def _wrong_end(question: Question, status: str, call: Call) -> str:

@@ -30,6 +30,10 @@ _TEXTS = (
     _PREAMBLE + "he began with the whale:",
     _PREAMBLE + "the children asked for the island, and",
 )
+_ALL_EXTRAS = {
+    **{"repetition_penalty": 1.3, "frequency_penalty": 0.25, "presence_penalty": 0.5},
+    "top_logprobs": 3,
+}
 _DISTINCT_PROMPTS = 64
 _SHARED_PREFIXES = 6
 # Weights, by behaviour.
@@ -47,7 +51,12 @@ _MALFORMED: tuple[Mapping[str, object], ...] = (
     {"temperature": -1.0},
     {"stop_token_ids": [-5]},
     {"stop": [""]},
+    {"repetition_penalty": 0.0},
+    {"frequency_penalty": math.nan},
+    {"presence_penalty": 2.5},
+    {"top_logprobs": 10**6},
 )
+PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +99,7 @@ class SimulatedQuestions:
             "temperature": rng.choice([0.0, 0.8]),
             "seed": rng.randrange(2**31),
         }
+        options |= _extras(random.Random(f"extras {self._seed} {index}"))
         if index % self._poison_every == self._poison_every - 1 and at < self._poison_until:
             behaviour, poison = rng.choice([("crash", CRASH_ID), ("hang", HANG_ID)])
             options["token_ids"] = [*prompt, poison]
@@ -101,17 +111,34 @@ def _random_ids(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(VOCAB - 2) for _ in range(count)]
 
 
+def _extras(rng: random.Random) -> dict[str, object]:
+    """Penalties for half of the requests, log-probabilities for half."""
+    extras: dict[str, object] = {}
+    if rng.random() < 0.5:
+        values = (rng.uniform(0.8, 1.5), rng.uniform(-0.5, 1.0), rng.uniform(-0.5, 1.0))
+        extras |= {name: round(value, 2) for name, value in zip(PENALTIES, values, strict=True)}
+    if rng.random() < 0.5:
+        extras["top_logprobs"] = rng.choice([0, 1, 5])
+    return extras
+
+
 class TextQuestions:
-    """Few texts with few settings for a real model, each asked many times. Outputs are of a
-    third of `max_tokens` up to all of them."""
+    """Few texts with few settings for a real model, each asked many times; every second text
+    with penalties and log-probabilities. Outputs are of a third of `max_tokens` up to all of
+    them."""
 
     def __init__(self, seed: int, max_tokens: int) -> None:
         rng = random.Random(f"texts {seed}")
         self._seed = seed
         settings = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 11}]
         self._distinct = [
-            {"prompt": text, "max_tokens": rng.randint(-(-max_tokens // 3), max_tokens), **setting}
-            for text in _TEXTS
+            {
+                "prompt": text,
+                "max_tokens": rng.randint(-(-max_tokens // 3), max_tokens),
+                **setting,
+                **(_ALL_EXTRAS if i % 2 else {}),
+            }
+            for i, text in enumerate(_TEXTS)
             for setting in settings
         ]
 
@@ -139,7 +166,8 @@ class TextQuestions:
 
 
 class IdQuestions:
-    """As TextQuestions, of random ids, all as long as they may be."""
+    """As TextQuestions, of random ids, all as long as they may be. Half of them with penalties
+    and log-probabilities."""
 
     def __init__(self, seed: int, vocab_size: int, prompt_len: int, max_tokens: int) -> None:
         rng = random.Random(f"prompts {seed}")
@@ -154,6 +182,7 @@ class IdQuestions:
                     "temperature": 0.8 if i % 2 else 0.0,
                     "seed": i,
                     "ignore_eos": True,
+                    **(_ALL_EXTRAS if i % 4 >= 2 else {}),
                 },
             )
             for i in range(_DISTINCT_PROMPTS)

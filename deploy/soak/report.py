@@ -40,7 +40,8 @@ def table(name: str, result: Result) -> str:
         f"{name}: {result.requests} requests, {result.tokens} tokens, {result.mismatches} "
         f"mismatches ({share:.2%}), {result.leaks} leaks, {len(result.complaints)} complaints; "
         f"{result.asked_again} times one was asked again, {result.cached_tokens} tokens of prompts "
-        f"were found in the prefix cache"
+        f"were found in the prefix cache; {result.penalized_tokens} tokens were made with "
+        f"penalties, {result.logprob_tokens} came with log-probabilities"
     ]
     lines += _columns("fault", "times", sorted(kinds.items()))
     met = [(f"with {what}", n) for what, n in _met(result).items()]
@@ -95,6 +96,8 @@ def as_json(result: Result) -> dict[str, Any]:
         "asked_again": result.asked_again,
         "tokens": result.tokens,
         "cached_tokens": result.cached_tokens,
+        "penalized_tokens": result.penalized_tokens,
+        "logprob_tokens": result.logprob_tokens,
         "mismatches": result.mismatches,
         "leaks": result.leaks,
         "preemptions": result.preemptions,

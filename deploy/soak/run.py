@@ -13,7 +13,7 @@ from functools import partial
 
 from deploy.soak.client import PATIENCE, Answer, Call, Outcome, ask
 from deploy.soak.faults import KINDS, Fault
-from deploy.soak.questions import Question
+from deploy.soak.questions import PENALTIES, Question
 from deploy.soak.recovery import Recoveries, Recovery
 from deploy.soak.stand import Memory, Stand
 from nanoserve import AsyncClient, NanoserveError, ServerStatus
@@ -47,6 +47,8 @@ class Result:
     faults: list[Inflicted] = field(default_factory=list)
     tokens: int = 0
     cached_tokens: int = 0  # of prompts whose output ended well
+    logprob_tokens: int = 0  # those that came with log-probabilities
+    penalized_tokens: int = 0  # those of requests with penalties
     mismatches: int = 0
     leaks: int = 0
     starts: dict[str, int] = field(default_factory=dict)  # by server
@@ -148,6 +150,10 @@ class Soak:
         result = self._result
         result.outcomes[outcome.behaviour, outcome.status] += 1
         result.tokens += outcome.tokens
+        if "top_logprobs" in question.options:
+            result.logprob_tokens += outcome.tokens
+        if not question.options.keys().isdisjoint(PENALTIES):
+            result.penalized_tokens += outcome.tokens
         result.mismatches += outcome.mismatch
         if outcome.complaint:
             self._complain(question, outcome.complaint)

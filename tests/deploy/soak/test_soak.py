@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -19,15 +21,31 @@ from deploy.soak import report
 from deploy.soak.absences import Absences
 from deploy.soak.client import Answer, Call, Outcome, ask
 from deploy.soak.faults import KINDS, schedule
-from deploy.soak.questions import CRASH_ID, HANG_ID, Question, SimulatedQuestions, TextQuestions
+from deploy.soak.questions import (
+    CRASH_ID,
+    HANG_ID,
+    PENALTIES,
+    Question,
+    SimulatedQuestions,
+    TextQuestions,
+)
 from deploy.soak.recovery import Recoveries, Recovery
 from deploy.soak.relay import Relay
 from deploy.soak.run import Result
 from deploy.soak.server import Server
 from deploy.soak.stand import Memory
-from nanoserve import Chunk, FinishReason, NanoserveError
+from nanoserve import Chunk, FinishReason, NanoserveError, TokenLogprobs, TopLogprob
 
 RIGHT = Answer((1, 2, 3), "abc")
+
+
+def its_logprobs(token_id: int, off: float = 0.0) -> TokenLogprobs:
+    """Of a token and two of the most likely ones."""
+    top = (TopLogprob(7, -0.5 + off), TopLogprob(token_id, -1.5 + off))
+    return TokenLogprobs(-1.5 + off, top)
+
+
+LOGPROBS = tuple(its_logprobs(token_id) for token_id in (1, 2, 3))
 
 
 class ScriptedClient:
@@ -61,9 +79,10 @@ def outcome(
     *chunks: Chunk,
     code: grpc.StatusCode | None = None,
     call: Call | None = None,
+    right: Answer = RIGHT,
 ) -> Outcome:
     client = ScriptedClient(*chunks, code=code)
-    return asyncio.run(ask(client, question, lambda _: RIGHT, call or Call()))  # type: ignore[arg-type]
+    return asyncio.run(ask(client, question, lambda _: right, call or Call()))  # type: ignore[arg-type]
 
 
 READ = Question(0, "read")
@@ -93,6 +112,44 @@ def test_a_wrong_token_before_a_failure_is_a_mismatch_too() -> None:
     cancel = Question(0, "cancel", cancel_after=2)
     assert outcome(cancel, chunk(1, 9, text="a")).mismatch
     assert not outcome(cancel, chunk(1, 2, text="a")).complaint
+
+
+def with_logprobs(*logprobs: TokenLogprobs) -> Chunk:
+    return replace(chunk(1, 2, 3, text="abc", end=True), logprobs=logprobs)
+
+
+def test_log_probabilities_must_be_those_of_an_undisturbed_run() -> None:
+    exact = replace(RIGHT, logprobs=LOGPROBS)
+    assert not outcome(READ, with_logprobs(*LOGPROBS), right=exact).complaint
+    swapped = TokenLogprobs(-1.5, LOGPROBS[2].top[::-1])
+    for wrong in (
+        LOGPROBS[:2],
+        (*LOGPROBS[1:], LOGPROBS[0]),
+        (*LOGPROBS[:2], its_logprobs(3, 1e-5)),
+        (*LOGPROBS[:2], its_logprobs(4)),
+        (*LOGPROBS[:2], replace(LOGPROBS[2], top=())),
+        (*LOGPROBS[:2], replace(LOGPROBS[2], logprob=math.nan)),
+        (*LOGPROBS[:2], swapped),
+    ):
+        done = outcome(READ, with_logprobs(*wrong), right=exact)
+        assert done.mismatch
+        assert "log-probabilities" in done.complaint
+    assert outcome(READ, with_logprobs(*LOGPROBS)).mismatch, "nobody asked for them"
+
+
+def test_log_probabilities_of_a_model_may_differ_by_the_tolerance() -> None:
+    near = replace(RIGHT, logprobs=LOGPROBS, tolerance=1e-4)
+    off = [its_logprobs(token_id, -9e-5) for token_id in (1, 2, 3)]
+    assert not outcome(READ, with_logprobs(*off), right=near).complaint
+    for wrong in (its_logprobs(3, 1.1e-4), its_logprobs(4, 1e-6)):
+        assert outcome(READ, with_logprobs(*off[:2], wrong), right=near).mismatch
+
+
+def test_log_probabilities_before_an_early_end_are_compared_as_far_as_they_go() -> None:
+    exact, cancel = replace(RIGHT, logprobs=LOGPROBS), Question(0, "cancel", cancel_after=2)
+    two = replace(chunk(1, 2, text="a"), logprobs=LOGPROBS[:2])
+    assert not outcome(cancel, two, right=exact).complaint
+    assert outcome(cancel, replace(two, logprobs=LOGPROBS[:1]), right=exact).mismatch
 
 
 def test_a_call_that_fails_ends_twice_or_never_says_so_is_complained_about() -> None:
@@ -193,6 +250,18 @@ def test_the_same_seed_asks_the_same_questions() -> None:
         assert one.question(i, 61).behaviour not in ("crash", "hang")
 
 
+def test_half_of_the_random_requests_have_penalties_and_half_ask_for_log_probabilities() -> None:
+    questions = SimulatedQuestions(1, 50)
+    options = [questions.question(i, 0).options for i in range(300)]
+    penalized = [set(PENALTIES) <= one.keys() for one in options]
+    asked = [one.get("top_logprobs") for one in options]
+    assert 120 < sum(penalized) < 180
+    assert 120 < asked.count(None) < 180
+    assert {0, 1, 5} < set(asked)
+    both = sum(p and top is not None for p, top in zip(penalized, asked, strict=True))
+    assert 50 < both < 100
+
+
 def test_half_of_the_random_prompts_begin_like_others() -> None:
     questions = SimulatedQuestions(1, 50)
     prompts = [questions.question(i, 0).options["token_ids"] for i in range(300)]
@@ -205,6 +274,9 @@ def test_every_text_question_is_one_whose_answer_is_known() -> None:
     added = questions.add_stops(lambda question: f"an answer to {question.options['prompt']}")
     known = {question.key for question in questions.distinct()}
     assert {question.key for question in added} < known
+    extra = [question for question in questions.distinct() if "top_logprobs" in question.options]
+    assert all(set(PENALTIES) <= question.options.keys() for question in extra)
+    assert len(extra) == len(known) / 2
     assert len(added) == len(known) - len(added)
     assert all(7 <= question.options["max_tokens"] <= 20 for question in questions.distinct())
     for i in range(200):
