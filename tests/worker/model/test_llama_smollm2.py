@@ -8,35 +8,12 @@ import transformers
 
 from deploy.model.fetch import fetch
 from tests.player import Player, greedy, load_llama
+from tests.worker.model.smollm2_prompts import twenty_prompts
 from worker.model.llama import Llama
 
 # The first use gets and converts the model, and cores are shared.
 pytestmark = pytest.mark.timeout(600)
 
-QUESTIONS = (
-    "What is the capital of France?",
-    "Say hi.",
-    "Name three colours.",
-    "Why is the sky blue?",
-    "What is 7 times 8?",
-    "Write one line about the sea.",
-    "Translate 'good morning' into Spanish.",
-    "Who wrote Hamlet?",
-    "List two primes above 10.",
-    "What does a compiler do?",
-    "How many legs has a spider?",
-    "Give me a word that rhymes with 'light'.",
-    "What is the boiling point of water?",
-    "Tell me a joke.",
-    "What is gravity?",
-    "Name a river in Egypt.",
-)
-TEXTS = (
-    "Once upon a time",
-    "The quick brown fox",
-    "def fibonacci(n):\n",
-    "In the beginning",
-)
 NEW_TOKENS = 64
 
 
@@ -47,14 +24,7 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module")
 def prompts(folder: Path) -> list[list[int]]:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    chats = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
-        )
-        for question in QUESTIONS
-    ]
-    return chats + [tokenizer.encode(text) for text in TEXTS]
+    return twenty_prompts(folder)
 
 
 def reference(folder: Path, dtype: torch.dtype) -> transformers.LlamaForCausalLM:
