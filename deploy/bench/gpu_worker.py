@@ -20,7 +20,7 @@ import numpy as np
 from worker.__main__ import parse
 from worker.executor import Executor, Pending
 from worker.start import make_executor
-from worker.step import NO_PENALTIES, CheckedStep, token_positions
+from worker.step import CheckedStep, token_positions
 
 _IN_FLIGHT = 3
 _NOTHING = np.zeros(0, np.int32)
@@ -29,8 +29,18 @@ _NOTHING = np.zeros(0, np.int32)
 class Load:
     """Rows 0, 1, ... of prompts of equal length, with a table each."""
 
-    def __init__(self, executor: Executor, streams: int, prompt: int, output: int) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        streams: int,
+        prompt: int,
+        output: int,
+        penalty: float = 1.0,
+        top_logprobs: int = -1,
+    ) -> None:
         self._executor = executor
+        self._penalties = np.float32([penalty, 0, 0])
+        self._top_logprobs = top_logprobs
         self._geometry = executor.geometry
         self._streams, self._prompt = streams, prompt
         self._blocks = -(-(prompt + output) // self._geometry.block_size)
@@ -74,8 +84,8 @@ class Load:
             new_prompt_lens=lens if new else _NOTHING,
             new_temperatures=np.zeros(len(new_rows), np.float32),
             new_seeds=np.zeros(len(new_rows), np.uint64),
-            new_penalties=np.tile(NO_PENALTIES, (len(new_rows), 1)),
-            new_top_logprobs=np.full(len(new_rows), -1, np.int32),
+            new_penalties=np.tile(self._penalties, (len(new_rows), 1)),
+            new_top_logprobs=np.full(len(new_rows), self._top_logprobs, np.int32),
             token_rows=owners.astype(np.int32) if new else _NOTHING,
             token_positions=positions if new else _NOTHING,
             token_ids=positions * 7 % 1000 + owners.astype(np.int32) if new else _NOTHING,
@@ -128,7 +138,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"warm-up {time.perf_counter() - start:.1f} s")
     print("batch   step ms   host ms   device ms   idle")
     for streams in args.streams:
-        load = Load(executor, streams, args.prompt, args.output)
+        asked = args.repetition_penalty, args.top_logprobs
+        load = Load(executor, streams, args.prompt, args.output, *asked)
         load.start()
         first, count = args.prompt + 1, args.output
         step, host, device = measure(executor, load, first, count, args.decode_steps)
@@ -148,6 +159,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--prompt", type=int, default=512, help="prompt ids (default: %(default)s)")
     add("--output", type=int, default=200, help="decodes (default: %(default)s)")
     add("--decode-steps", type=int, default=1, help="decodes in one step (default: %(default)s)")
+    add("--repetition-penalty", type=float, default=1, help="of all rows (default: %(default)s)")
+    add("--top-logprobs", type=int, default=-1, help="of all rows (default: none are asked for)")
     add("--worker-args", default="", metavar="FLAGS", help="more flags of the worker")
     return parser
 

@@ -161,6 +161,26 @@ class GpuBench:
             [lambda x=x: x.argmax(-1) for x in logits], 2 * rows * vocab,
         )  # fmt: skip
 
+    def extras(self, rows: int, vocab: int, context: int) -> None:
+        """Penalties of every row, and 20 log-probabilities."""
+        logits = [_randn(rows, vocab) for _ in copies(2 * rows * vocab)]
+        lines = torch.arange(rows, device="cuda")
+        order, sampled = lines.int(), torch.zeros_like(lines).int()
+        tokens = torch.randint(vocab, (rows, context), dtype=torch.int32, device="cuda")
+        positions = torch.full_like(order, context)
+        settings = (tokens, positions // 2, torch.full((rows, 3), 1.1, device="cuda"))
+        self.row(
+            f"penalize rows={rows} vocab={vocab} context={context}",
+            [lambda x=x: self.ops.penalize(x, lines, order, positions, *settings,
+                                           max_position=context) for x in logits],
+            [], (2 + 4 * 3) * rows * vocab,
+        )  # fmt: skip
+        self.row(
+            f"top_logprobs rows={rows} vocab={vocab}",
+            [lambda x=x: self.ops.top_logprobs(x, lines, sampled, 20) for x in logits],
+            [lambda x=x: x.topk(20) for x in logits], 2 * rows * vocab,
+        )  # fmt: skip
+
 
 def _randn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
@@ -179,3 +199,4 @@ def bench_gpu() -> None:
         bench.small(LLAMA_1B, tokens)
     for rows in (1, 64, 256):
         bench.sample(rows, LLAMA_1B.vocab)
+        bench.extras(rows, LLAMA_1B.vocab, 640)

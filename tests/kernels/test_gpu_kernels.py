@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import kernels
-from tests.kernels import checks
+from tests.kernels import checks, penalty_checks
 from tests.kernels.cases import Paged, randn
 
 pytestmark = pytest.mark.gpu
@@ -156,6 +156,33 @@ def test_draws_follow_the_exact_distribution(ops: kernels.Ops) -> None:
     draws = 20_000
     checks.check_distribution(ops, "cuda", 0.7, torch.full((draws,), 42), torch.arange(draws))
     checks.check_distribution(ops, "cuda", 1.3, torch.arange(draws) << 33, torch.full((draws,), 9))
+
+
+@BOTH
+@pytest.mark.parametrize(("vocab", "longest"), [(30, 50), (128_256, 3000)])
+def test_penalized_scores_equal_the_oracles(
+    ops: kernels.Ops, vocab: int, longest: int, dtype: torch.dtype
+) -> None:
+    penalty_checks.check_penalties(ops, dtype, "cuda", vocab, longest)
+
+
+def test_a_penalty_changes_the_draw_of_its_row_alone(ops: kernels.Ops) -> None:
+    penalty_checks.check_penalties_draw(ops, "cuda")
+
+
+@BOTH
+@pytest.mark.parametrize("vocab", [20, 4101, 128_256])
+def test_log_probabilities_equal_the_oracles(
+    ops: kernels.Ops, vocab: int, dtype: torch.dtype
+) -> None:
+    penalty_checks.check_logprobs(ops, dtype, "cuda", vocab, (0, 1, 20))
+
+
+@BOTH
+def test_log_probabilities_of_many_lines_are_those_that_torch_sorts(
+    ops: kernels.Ops, dtype: torch.dtype
+) -> None:
+    penalty_checks.check_many_logprobs(ops, "cuda", dtype)
 
 
 def test_a_pool_of_more_than_31_bits_of_elements_is_written_and_read(ops: kernels.Ops) -> None:

@@ -15,6 +15,7 @@ from google.protobuf import proto
 
 from nanoserve.v1 import worker_pb2, worker_pb2_grpc
 from scheduler.link.encoder import encode_step
+from tests.worker.asking import ask
 from tests.worker.running_worker import Stream, connect
 from tests.worker.toy_scheduler import ToyRequest, ToyScheduler, random_requests
 from tests.worker.worker_process import ROOT, WorkerProcess
@@ -44,7 +45,10 @@ class Player:
         seed: int = 0,
         epoch: int = 5,
         requests: Sequence[ToyRequest] = (),
+        asks: bool = False,
     ) -> None:
+        """`asks`: for penalties and log-probabilities, as tests/worker/asking.py says."""
+        self._asks = asks
         self.incarnation = connect(stub, epoch).incarnation
         rng = random.Random(seed)
         self.scheduler = ToyScheduler(geometry, self.incarnation, rng)
@@ -67,7 +71,8 @@ class Player:
 
     def send(self) -> None:
         plan = self.scheduler.plan()
-        self.stream.send(encode_step(plan))
+        step = encode_step(plan)
+        self.stream.send(ask(step) if self._asks else step)
         self._in_flight.append(plan.step_id)
 
     def take(self) -> None:

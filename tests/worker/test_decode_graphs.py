@@ -170,8 +170,8 @@ class Decodes:
         )
 
     def play(self, replayed: bool, scratch: float = float("nan"), scratch_token: int = 3) -> list:
-        """[answers, the rows' tokens, all bits of K and of V but the scratch block's] of the step;
-        the scratch block and row hold what is given."""
+        """[answers, the rows' tokens, the bits of the logits, all bits of K and of V but the
+        scratch block's] of the step; the scratch block and row hold what is given."""
         for pool, before in zip((self.pool.k, self.pool.v), self.before, strict=True):
             pool.copy_(before)
             pool[:, 0] = scratch
@@ -180,10 +180,17 @@ class Decodes:
         size = self.graphs.size_for(self.batch)
         assert size is not None
         self.graphs.frame.words.copy_(torch.from_numpy(self.graphs.pack(self.batch)[0]))
-        answers = self.graphs.replay(size) if replayed else self.graphs.run(size)
+        if replayed:
+            step = self.graphs.step_of(self.batch)
+            assert step is not None
+            answers, logits = step.replay(), step.logits
+            assert logits is not None
+        else:
+            logits, answers = self.graphs._run(size)
         kept = [x[:, 1:].clone().view(torch.int16) for x in (self.pool.k, self.pool.v)]
         count = len(self.batch.rows)
-        return [answers[:count].clone(), self.rows.tokens[:-1].clone(), *kept]
+        bits = logits[:count].clone().view(torch.int16)
+        return [answers[:count].clone(), self.rows.tokens[:-1].clone(), bits, *kept]
 
 
 RAGGED = [
@@ -209,7 +216,7 @@ def test_a_replay_is_the_kernels_one_by_one_bit_for_bit(runner: TorchRunner) -> 
         decodes = Decodes(runner, contexts, seed)
         replayed = decodes.play(True)
         assert equal(replayed, decodes.play(False)), contexts
-        answers, tokens, *pools = replayed
+        answers, tokens, _, *pools = replayed
         assert bool((answers >= 0).all())
         rows, places = decodes.batch.rows, decodes.batch.sample_positions
         wanted = decodes.tokens[:-1].clone()

@@ -314,6 +314,26 @@ def test_log_probabilities_come_over_the_wire_with_the_places_of_their_tokens(
     assert np.frombuffer(result.tokens, "<i4")[[0, 2]].tolist() == [ids[0], ids[1]]
 
 
+@pytest.mark.gpu
+def test_a_launch_with_them_never_waits_for_the_device_and_is_replayed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = runner_of(folder, "cuda")
+    monkeypatch.setattr(runner, "_repetition", None)  # what launches kernel by kernel
+    ledger = Ledger(runner.geometry, check_slots=True)
+    steps = [prompts_step(), decodes_step(0, 1), decodes_step(1, 3)]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        pendings = [one for step in steps for one in runner.launch(ledger.admit(step))]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(pendings) == 5
+    for pending in pendings:
+        output = pending.wait()
+        assert output.logprobs is not None
+        assert output.logprobs.counts.tolist() == [1, 21]
+
+
 def test_what_was_packed_for_the_most_is_cut_to_what_each_asked_for() -> None:
     nothing = np.zeros(0, np.int64)
     counts = np.array([1, 3, 2], np.int32)

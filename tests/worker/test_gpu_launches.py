@@ -113,6 +113,37 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+EXTRAS = [
+    "clear_counts_kernel", "count_tokens_kernel", "penalize_kernel", "best_of_stretch_kernel",
+    "best_of_line_kernel", "scatter_kernel", "top_of_stretch_kernel", "top_of_line_kernel",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", [(), ("--no-cuda-graphs",)])
+def test_penalties_and_log_probabilities_are_launched_after_a_step_that_has_them(
+    folder: Path, flags: tuple[str, ...]
+) -> None:
+    """And before that the step is what it is without them."""
+    rows, blocks = Rows(folder, *flags), range(401, 421)
+    sampling = worker_pb2.SamplingParams(repetition_penalty=1.5)
+    asks = new_row(20, "asks", range(250), blocks, sampling=sampling, top_logprobs=5)
+    rows.run({20: 250}, {20: 250}, [asks])
+    steps = [
+        dict.fromkeys(range(20), 301),
+        dict.fromkeys(range(19), 302) | {20: 251},
+    ]
+    plain, more = (
+        [
+            name
+            for name in launched(lambda step=step: rows.run(dict.fromkeys(step, 1), step))
+            if not COPY.search(name)
+        ]
+        for step in steps
+    )
+    assert not set(plain) & {*EXTRAS[:3], *EXTRAS[6:]}
+    assert more == plain + EXTRAS
+
+
 @pytest.mark.parametrize("flags", [(), ("--no-cuda-graphs",), ("--batch-invariant",)])
 def test_a_step_launches_our_kernels_and_matrix_products_alone(
     folder: Path, flags: tuple[str, ...]

@@ -220,8 +220,8 @@ class Mixed:
         )
 
     def play(self, replayed: bool, scratch: float = NAN, scratch_token: int = 3) -> list:
-        """[answers, the rows' tokens, all bits of K and of V but the scratch block's] of the step;
-        the scratch block and row hold what is given."""
+        """[answers, the rows' tokens, the bits of the logits, all bits of K and of V but the
+        scratch block's] of the step; the scratch block and row hold what is given."""
         for pool, before in zip((self.pool.k, self.pool.v), self.before, strict=True):
             pool.copy_(before)
             pool[:, 0] = scratch
@@ -232,9 +232,19 @@ class Mixed:
         assert size is not None
         step.place.copy_(torch.from_numpy(step.frames[0]))
         draws = len(self.batch.sample_rows)
-        answers = (step.replay() if replayed else self.graphs.run(size, draws))[:draws]
+        logits = torch.empty(0, dtype=torch.bfloat16)
+        if replayed:
+            answers = step.replay()
+            logits = logits if step.logits is None else step.logits
+        else:
+            self.graphs._run_body(size)
+            if draws:
+                logits = self.graphs._run_tail(self.graphs._draw_size(draws))
+            answers = self.graphs._answers
+        assert len(logits) >= draws
         kept = [x[:, 1:].clone().view(torch.int16) for x in (self.pool.k, self.pool.v)]
-        return [answers.clone(), self.rows.tokens[:-1].clone(), *kept]
+        bits = logits[:draws].clone().view(torch.int16)
+        return [answers[:draws].clone(), self.rows.tokens[:-1].clone(), bits, *kept]
 
 
 RAGGED = [
@@ -262,7 +272,7 @@ def test_a_replay_is_the_kernels_one_by_one_bit_for_bit(runner: TorchRunner) -> 
         step = Mixed(runner, parts, seed)
         replayed = step.play(True)
         assert equal(replayed, step.play(False)), parts
-        answers, tokens, *pools = replayed
+        answers, tokens, _, *pools = replayed
         assert len(answers) == sum(samples for *_, samples in parts)
         assert bool((answers >= 0).all())
         rows, places = step.batch.sample_rows, step.batch.sample_positions
