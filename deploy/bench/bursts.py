@@ -6,6 +6,7 @@ import math
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -81,21 +82,14 @@ class Bursts:
     def send(self) -> BurstTimes:
         """Returns when all have ended. Raises RuntimeError if a stream does not end with exactly
         the tokens that it asked for, LoadError if a process is lost."""
-        timelines = self._carry_out(Scheduled(0, self._next(self._size), np.zeros(self._size)))
-        measured = [measure(timeline) for timeline in timelines]
-        return BurstTimes(
-            self._origin + timelines[0].planned,
-            tuple(m.first_token for m in measured if m.first_token is not None),
-            max(timeline.ended - timeline.planned for timeline in timelines),
-            sum(m.tokens for m in measured),
-            np.concatenate([m.gaps for m in measured]),
-        )
+        indices = self._next(self._size)
+        return self._times(self._carry_out(Scheduled(0, indices, np.zeros(self._size))))
 
-    def send_in_turn(self, count: int) -> list[float]:
-        """`count` further requests by one user, who sends the next as soon as one has ended.
-        Returns the seconds from each one's sending to its first token. Raises as `send` does."""
+    def send_in_turn(self, count: int) -> list[BurstTimes]:
+        """`count` further requests by one user, who sends the next as soon as one has ended. Raises
+        as `send` does."""
         timelines = self._carry_out(Looped(0, 1, self._next(count), math.inf))
-        return [first for t in timelines if (first := measure(t).first_token) is not None]
+        return [self._times([timeline]) for timeline in timelines]
 
     def _next(self, count: int) -> NDArray[np.int64]:
         first, self._sent = self._sent, self._sent + count
@@ -106,6 +100,16 @@ class Bursts:
         for timeline in timelines:
             self._check(timeline)
         return timelines
+
+    def _times(self, timelines: Sequence[Timeline]) -> BurstTimes:
+        measured = [measure(timeline) for timeline in timelines]
+        return BurstTimes(
+            self._origin + timelines[0].planned,
+            tuple(m.first_token for m in measured if m.first_token is not None),
+            max(timeline.ended - timeline.planned for timeline in timelines),
+            sum(m.tokens for m in measured),
+            np.concatenate([m.gaps for m in measured]),
+        )
 
     def _check(self, timeline: Timeline) -> None:
         asked, came = self.workload.request(timeline.index).output_len, timeline.token_counts.sum()

@@ -143,12 +143,12 @@ class ModelRows:
         length = self.sizes.prompt
         with Batch(1, length, self.vocab_size, length).bursts(address, 1) as bursts:
             bursts.send_in_turn(_WARM_UP_PROMPTS)
-            seconds = bursts.send_in_turn(_PROMPTS_IN_TURN * self.sizes.repetitions)
+            turns = bursts.send_in_turn(_PROMPTS_IN_TURN * self.sizes.repetitions)
         return Row(
             f"{self.shape} first token",
             f"{self.shape.upper()} first token, prompt {length}",
             "ms",
-            tuple(1e3 * taken for taken in seconds),
+            tuple(1e3 * turn.first_tokens[0] for turn in turns),
             1e3 * prompts_floor(self.rates, self.size, [length]),
         )
 

@@ -42,7 +42,8 @@ from deploy.model.fetch import fetch
 from deploy.model.random_llama import SHAPES
 
 _KERNEL_STEPS = 20
-_PROMPTS = 10
+_PROMPTS = 40
+_WARM_UP_PROMPTS = 10  # of those
 _PATIENCE = 60.0  # seconds, for a kernel profile to end
 
 
@@ -150,7 +151,7 @@ def _send(
         progress.show("first tokens")
         with Batch(1, args.prompt, vocab_size, 0).bursts(address, 1) as bursts:
             bursts.send()  # a warm-up
-            prompts = [bursts.send() for _ in range(_PROMPTS)]
+            prompts = bursts.send_in_turn(_PROMPTS)[_WARM_UP_PROMPTS:]
     return loads, prompts
 
 

@@ -65,10 +65,12 @@ def test_in_turn_each_is_sent_when_the_one_before_has_ended() -> None:
     batch = Batch(1, 4, 50, seed=1)
     with ScriptedServer(told) as server, batch.bursts(server.address, 3) as bursts:
         bursts.send()
-        seconds = bursts.send_in_turn(5)
+        turns = bursts.send_in_turn(5)
     assert events == ["begin", "end"] * 6
-    assert len(seconds) == 5
-    assert min(seconds) > 0
+    assert [turn.tokens for turn in turns] == [3] * 5
+    assert all(turn.first_tokens[0] > 0 for turn in turns)
+    ends = [turn.due + turn.end - 1e-5 for turn in turns]  # of times in microseconds
+    assert all(turn.due > end for turn, end in zip(turns[1:], ends[:-1], strict=True))
     assert len({tuple(request.token_ids.ids) for request in server.requests}) == 6
 
 
