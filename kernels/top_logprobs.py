@@ -18,10 +18,15 @@ LAST = tl.constexpr(-(2**63))  # below every key
 
 
 @triton.jit
+def bits_of(value):
+    return value.to(tl.int32, bitcast=True)
+
+
+@triton.jit
 def keys_of(scores, candidates):
     """int64 keys of fp32 scores and int32 ids: the larger score first, of equals the lower id. The
     bits of a float, those below the sign inverted in a negative one, order as integers do."""
-    bits = tl.where(scores == 0, 0.0, scores).to(tl.int32, bitcast=True)  # -0.0 is equal to 0.0
+    bits = bits_of(tl.where(scores == 0, 0.0, scores))  # -0.0 is equal to 0.0
     ordered = tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
     return (ordered.to(tl.int64) << 32) + (2147483647 - candidates)
 
@@ -79,9 +84,9 @@ def top_of_line_kernel(
     finite = token >= 0
     score = tl.load(logits + line * vocab + tl.maximum(token, 0)).to(tl.float32)
     ids = out + place.to(tl.int64) * 2 * (1 + count)
-    values = (ids + 1 + count).to(tl.pointer_type(tl.float32))
+    values = ids + 1 + count
     tl.store(ids, tl.where(finite, token, 0))
-    tl.store(values, tl.where(finite, score - top - log_sum, 0.0))
+    tl.store(values, bits_of(tl.where(finite, score - top - log_sum, 0.0)))
     columns = tl.arange(0, TOPS)
     keys = tl.load(
         tops + place.to(tl.int64) * stretches * count + columns,
@@ -91,7 +96,8 @@ def top_of_line_kernel(
     for i in range(count):
         best = tl.max(keys, axis=0)
         tl.store(ids + 1 + i, tl.where(finite, id_of(best), 0))
-        tl.store(values + 1 + i, tl.where(finite, score_of(best) - top - log_sum, 0.0))
+        value = tl.where(finite, score_of(best) - top - log_sum, 0.0)
+        tl.store(values + 1 + i, bits_of(value))
         keys = tl.where(keys == best, LAST, keys)
 
 

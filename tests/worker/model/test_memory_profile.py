@@ -1,5 +1,6 @@
 """Profiling free memory, and what the forward makes of a largest step."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,25 @@ def test_the_largest_steps_run_and_sample_every_row(
     assert decode.shape == (max_rows, 256)
     assert prefill.isfinite().all()
     assert decode.isfinite().all()
+
+
+def test_every_row_of_the_largest_steps_has_penalties_and_log_probabilities(tmp_path: Path) -> None:
+    """So that what they need is not taken by the pool; a line alone, as of other kernels."""
+    llama = load_llama(tiny_llama(tmp_path))
+    ops, drawn = llama.ops, []
+
+    def penalize(logits: torch.Tensor, lines: torch.Tensor, *more: object, **bounds: int):
+        drawn.append(("penalize", len(lines)))
+        return ops.penalize(logits, lines, *more, **bounds)
+
+    def top_logprobs(logits: torch.Tensor, lines: torch.Tensor, sampled: torch.Tensor, count: int):
+        drawn.append((f"top {count}", len(lines)))
+        return ops.top_logprobs(logits, lines, sampled, count)
+
+    llama.ops = replace(ops, penalize=penalize, top_logprobs=top_logprobs)
+    run_largest_steps(llama, 4, 64, block_size=16)
+    one_step = [(name, lines) for lines in (1, 4) for name in ("penalize", "top 20")]
+    assert drawn == 2 * one_step
 
 
 def test_on_a_cpu_the_default_share_is_taken(
