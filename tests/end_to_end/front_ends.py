@@ -16,9 +16,12 @@ import grpc
 import psutil
 
 from deploy.local.child import Child
+from nanoserve import TokenLogprobs
+from nanoserve.output import chunk_from
 from nanoserve.v1 import inference_pb2 as pb
 from nanoserve.v1 import inference_pb2_grpc as pb_grpc
 from tests.end_to_end.servers import start
+from tests.simulated_logprobs import right_logprobs
 from tests.waiting import SECONDS, wait_for
 from worker.simulated_tokens import expected_tokens
 
@@ -141,14 +144,19 @@ async def one_stream(stub: pb_grpc.InferenceServiceStub, seed: int, totals: Tota
     if seed % 20 == 3:
         prompt = [VOCAB]
     tokens: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    top = (None, 0, 4)[seed % 3]
+    asked = request(count, prompt, stop_token_ids=stop, top_logprobs=top)
     try:
-        async for response in stub.Generate(request(count, prompt, stop_token_ids=stop)):
+        async for response in stub.Generate(asked):
             tokens.extend(response.token_ids)
+            logprobs.extend(chunk_from(response).logprobs)
     except grpc.aio.AioRpcError as error:
         totals.outcomes[error.code().name.lower()] += 1
         return
     totals.outcomes["stop" if stop else "length"] += 1
     assert tokens == expected
+    assert tuple(logprobs) == right_logprobs(prompt, expected, VOCAB, top)
     totals.prompt_tokens += len(prompt)
     totals.output_tokens += len(tokens)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
 
 import grpc
@@ -195,6 +196,26 @@ def test_prompts_too_long_for_the_pool_are_refused_and_those_behind_are_served(
             generation.collect()
     for i, generation in enumerate(short):
         assert list(generation.collect().token_ids) == expected_tokens([i], 4, VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"repetition_penalty": 0.0}, "repetition_penalty: 0, must be from 0.01 to 100"),
+        ({"repetition_penalty": 1e39}, "repetition_penalty: inf, must be"),
+        ({"frequency_penalty": math.nan}, "frequency_penalty: nan, must be from -2 to 2"),
+        ({"presence_penalty": -2.5}, "presence_penalty: -2.5, must be from -2 to 2"),
+        ({"top_logprobs": 21}, "top_logprobs: 21, must be from 0 to 20"),
+        ({"top_logprobs": -1}, "top_logprobs: -1, must be from 0 to 20"),
+    ],
+)
+def test_a_penalty_or_number_of_log_probabilities_out_of_range_is_refused(
+    client: Client, options: dict[str, float], message: str
+) -> None:
+    """And the next request on the channel is served, by the fixture."""
+    with pytest.raises(InvalidRequestError, match=message) as refused:
+        client.generate(token_ids=PROMPT, max_tokens=5, **options).collect()
+    assert [violation.field for violation in refused.value.violations] == list(options)
 
 
 def test_without_max_tokens_a_request_gets_all_the_room_there_is(client: Client) -> None:

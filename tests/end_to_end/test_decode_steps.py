@@ -7,8 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 from deploy.bench.worker_process import WorkerProcess
-from nanoserve import AsyncClient, FinishReason, ServerStatus
+from nanoserve import AsyncClient, FinishReason, ServerStatus, TokenLogprobs
 from tests.end_to_end.servers import running
+from tests.simulated_logprobs import right_logprobs
 from tests.tiny_llama import tiny_llama
 from tests.worker.recorded_steps import replay_process, steps_of
 from worker.simulated_tokens import expected_tokens
@@ -20,12 +21,14 @@ async def at_once(address: str) -> ServerStatus:
     """Requests of 80 tokens down to 10, greedy ones and others; one leaves after 20 of its 80."""
 
     async def one(client: AsyncClient, i: int) -> None:
-        how = {"temperature": 0.8 * (i % 2), "seed": i}
-        prompt, count = [i + 1, 7, 9], 80 - 10 * i
+        how = {"temperature": 0.8 * (i % 2), "seed": i, "presence_penalty": 0.5 * (i % 3)}
+        prompt, count, top = [i + 1, 7, 9], 80 - 10 * i, (None, 0, 2, 5)[i % 4]
         answer = await client.generate(
-            token_ids=prompt, max_tokens=count, timeout=60, **how
+            token_ids=prompt, max_tokens=count, timeout=60, top_logprobs=top, **how
         ).collect()
-        assert list(answer.token_ids) == expected_tokens(prompt, count, VOCAB, **how)
+        expected = expected_tokens(prompt, count, VOCAB, **how)
+        assert list(answer.token_ids) == expected
+        assert answer.logprobs == right_logprobs(prompt, expected, VOCAB, top)
         assert answer.usage.output_tokens == count
 
     async def leave(client: AsyncClient) -> None:
@@ -64,22 +67,36 @@ def test_requests_get_their_tokens_in_fewer_steps_and_a_recording_of_them_replay
     assert status.free_blocks == status.usable_blocks
     done = replay_process(recording)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("equal: the same tokens, flags and refusals\n")
+    # 1 + top_logprobs of each token of those that asked.
+    equal = "equal: the same tokens, flags and refusals, 700 log-probabilities within 0.001\n"
+    assert done.stdout.endswith(equal)
 
 
-async def texts(address: str) -> tuple[list[tuple[str, FinishReason, int]], ServerStatus]:
-    """Text, finish reason and output tokens of each of eight prompts, and the status afterwards."""
+Told = tuple[str, FinishReason, int, tuple[TokenLogprobs, ...]]
+
+
+async def texts(address: str) -> tuple[list[Told], ServerStatus]:
+    """Text, finish reason, output tokens and log-probabilities of each of eight prompts, and the
+    status afterwards."""
     async with AsyncClient(address) as client:
         calls = [
             client.generate(
-                f"{i} times", max_tokens=60, temperature=0.9 * (i % 2), seed=i, stop=stop
+                f"{i} times",
+                max_tokens=60,
+                temperature=0.9 * (i % 2),
+                seed=i,
+                stop=stop,
+                repetition_penalty=1.0 + 0.3 * (i % 3),
+                frequency_penalty=0.1 * (i % 4),
+                top_logprobs=2 if i % 5 else None,
             )
             for i, stop in enumerate([[], [], ["e"], ["a", "t"], [" "], ["o"], [], ["x"]])
         ]
         answers = await asyncio.gather(*(call.collect() for call in calls))
         while (status := await client.status()).steps_in_flight:
             await asyncio.sleep(0.02)
-        return [(a.text, a.finish_reason, a.usage.output_tokens) for a in answers], status
+        told = [(a.text, a.finish_reason, a.usage.output_tokens, a.logprobs) for a in answers]
+        return told, status
 
 
 def test_a_tiny_llamas_text_is_the_same_with_four_decodes_a_step_as_with_one(
@@ -98,8 +115,10 @@ def test_a_tiny_llamas_text_is_the_same_with_four_decodes_a_step_as_with_one(
         with worker.scheduler((*flags, "--decode-steps", "4"), patient) as address:
             found, repeated = asyncio.run(texts(address))
     assert found == expected
-    assert {reason for _, reason, _ in found} == {FinishReason.STOP, FinishReason.LENGTH}
-    assert repeated.output_tokens == once.output_tokens == sum(count for _, _, count in found)
+    assert {reason for _, reason, _, _ in found} == {FinishReason.STOP, FinishReason.LENGTH}
+    assert repeated.output_tokens == once.output_tokens == sum(count for _, _, count, _ in found)
+    for i, (_, _, count, logprobs) in enumerate(found):
+        assert len(logprobs) == (count if i % 5 else 0)
     counts = [max(1, one.step.decode_steps) for one in steps_of(recording)]
     assert len(counts) == once.steps + repeated.steps
     assert set(counts[: once.steps]) == {1}

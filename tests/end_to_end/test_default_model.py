@@ -41,20 +41,44 @@ def test_raw_text_goes_on_with_its_leading_space(address: str) -> None:
     assert chunks[0].token_ids[0] == 7042
 
 
+@pytest.mark.parametrize(
+    ("penalty", "output"),
+    [
+        # Of a penalty that leaves the prompt out the output would begin 216 39 198.
+        (1.5, [198, 3725, 2]),
+        (None, [216, 39, 216, 40, 216, 41, 216, 33]),
+    ],
+)
+def test_a_repetition_penalty_counts_the_prompt(
+    address: str, penalty: float | None, output: list[int]
+) -> None:
+    with Client(address) as client:
+        answer = client.generate(
+            "1 2 3 4 5 6", max_tokens=8, temperature=0, repetition_penalty=penalty, top_logprobs=1
+        ).collect()
+    assert list(answer.token_ids) == output
+    likely = [one.top[0].token_id for one in answer.logprobs]
+    assert (likely == output) is (penalty is None), "they are those before the penalty"
+    if penalty is None:
+        assert all(one.logprob == one.top[0].logprob for one in answer.logprobs)
+
+
 def test_text_cut_by_a_stop_string_is_the_same_after_a_preemption(address: str) -> None:
-    """The detokenizer and a half-matched stop string go on where they were."""
+    """The detokenizer and a half-matched stop string go on where they were, and so do penalties
+    and log-probabilities."""
+    how = {"temperature": 0, "repetition_penalty": 1.1, "top_logprobs": 3}
 
     async def together(stop: str) -> tuple[str, Completion]:
         async with AsyncClient(address) as client:
             story = client.generate(STORY, max_tokens=40, temperature=0)
             begin = (await anext(story)).text
-            letter = client.generate(LETTER, max_tokens=40, temperature=0, stop=[stop])
+            letter = client.generate(LETTER, max_tokens=40, stop=[stop], **how)
             rest, cut = await asyncio.gather(story.collect(), letter.collect())
             return begin + rest.text, cut
 
     with Client(address) as client:
         story = client.generate(STORY, max_tokens=40, temperature=0).collect()
-        letter = client.generate(LETTER, max_tokens=40, temperature=0).collect()
+        letter = client.generate(LETTER, max_tokens=40, **how).collect()
     stop = letter.text[-40:-20]
     story_again, cut = asyncio.run(together(stop))
     assert cut.usage is not None
@@ -62,4 +86,7 @@ def test_text_cut_by_a_stop_string_is_the_same_after_a_preemption(address: str) 
     assert story_again == story.text
     assert cut.text == letter.text.split(stop)[0]
     assert (cut.finish_reason, cut.matched) == (FinishReason.STOP, stop)
-    assert cut.token_ids == letter.token_ids[: len(cut.token_ids)]
+    made = len(cut.token_ids)
+    assert cut.token_ids == letter.token_ids[:made]
+    assert cut.logprobs == letter.logprobs[:made]
+    assert made == len(cut.logprobs) == cut.usage.output_tokens

@@ -12,8 +12,9 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from deploy.local.child import Child
-from nanoserve import Client, NanoserveError, UnavailableError
+from nanoserve import Chunk, Client, NanoserveError, UnavailableError
 from tests.end_to_end.servers import start, wait_for_health
+from tests.simulated_logprobs import right_logprobs
 from tests.waiting import wait_for
 from worker.simulated_tokens import expected_tokens
 
@@ -81,29 +82,38 @@ def test_a_scheduler_without_a_worker_stays_up_and_becomes_ready_by_itself(pair:
 
 @pytest.mark.parametrize("after", [0, 1, 25])
 def test_a_killed_worker_is_a_pause_to_open_streams(pair: Pair, after: int) -> None:
-    """Greedy and seeded streams go on with the very tokens they would have got."""
+    """Greedy and seeded streams, with penalties and without, go on with the very tokens and
+    log-probabilities they would have got, none twice and none missing."""
     pair.start_scheduler()
     worker = pair.start_worker()
     wait_for_health(pair.address, SERVING)
     with Client(pair.address) as client:
-        settings = [(0.0, 1), (0.9, 7)]
-        streams = [
-            client.generate(token_ids=PROMPT, max_tokens=500, temperature=temperature, seed=seed)
-            for temperature, seed in settings
+        penalties = {"repetition_penalty": 1.3, "presence_penalty": -0.5}
+        settings = [
+            ({"temperature": 0.0}, None),
+            ({"temperature": 0.9, "seed": 7}, 0),
+            ({"temperature": 0.0, **penalties}, 3),
+            ({"temperature": 0.9, "seed": 7, "frequency_penalty": 0.7}, 1),
         ]
-        tokens: list[list[int]] = [[], []]
-        for got, stream in zip(tokens, streams, strict=True):
-            while len(got) < after:
-                got.extend(next(stream).token_ids)
+        streams = [
+            client.generate(token_ids=PROMPT, max_tokens=500, top_logprobs=top, **how)
+            for how, top in settings
+        ]
+        chunks: list[list[Chunk]] = [[] for _ in streams]
+        for got, stream in zip(chunks, streams, strict=True):
+            while sum(len(chunk.token_ids) for chunk in got) < after:
+                got.append(next(stream))
         os.kill(worker.pid, signal.SIGKILL)
         wait_for(lambda: worker.exit_status is not None, "the worker is gone")
         pair.start_worker(step_ms=1)
-        for got, stream in zip(tokens, streams, strict=True):
-            got.extend(stream.collect().token_ids)
+        for got, stream in zip(chunks, streams, strict=True):
+            got.extend(stream)
         status = client.status()
-    for got, (temperature, seed) in zip(tokens, settings, strict=True):
-        expected = expected_tokens(PROMPT, 500, VOCAB, temperature=temperature, seed=seed)
-        assert got == expected
+    for got, (how, top) in zip(chunks, settings, strict=True):
+        expected = expected_tokens(PROMPT, 500, VOCAB, **how)
+        assert [token for chunk in got for token in chunk.token_ids] == expected
+        logprobs = tuple(one for chunk in got for one in chunk.logprobs)
+        assert logprobs == right_logprobs(PROMPT, expected, VOCAB, top)
     assert status.free_blocks == status.usable_blocks
 
 

@@ -7,11 +7,12 @@ import os
 import random
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from nanoserve import AsyncClient, ServerStatus
+from nanoserve import AsyncClient, ServerStatus, TokenLogprobs
 from tests.end_to_end.servers import running, supervised
+from tests.simulated_logprobs import right_logprobs
 from tests.tiny_llama import tiny_llama
 from tests.worker.recorded_steps import entries, replay_process, steps_of
 from worker.simulated_tokens import expected_tokens
@@ -27,10 +28,12 @@ class Work:
     temperature: float
     seed: int
     leave_after: int | None = None  # tokens
+    penalties: dict[str, float] = field(default_factory=dict)
+    top_logprobs: int | None = None
 
     def expected(self) -> list[int]:
         """Of the simulated worker."""
-        how = {"temperature": self.temperature, "seed": self.seed}
+        how = {"temperature": self.temperature, "seed": self.seed, **self.penalties}
         return expected_tokens(self.prompt, self.max_tokens, VOCAB, **how)
 
 
@@ -38,13 +41,14 @@ class Work:
 class Answer:
     tokens: tuple[int, ...]
     cached: int | None  # None: its client left
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 def family(rng: random.Random, count: int, longest: int, output: int, leave: float) -> list[Work]:
     """Prompts that go on from four beginnings, each other's beginnings and outputs."""
     stems = [[rng.randrange(VOCAB) for _ in range(longest)] for _ in range(4)]
     works = []
-    for _ in range(count):
+    for i in range(count):
         prompt = rng.choice(stems)[: rng.randint(1, longest)]
         prompt += [rng.randrange(VOCAB) for _ in range(rng.randint(0, 6))]
         most = rng.randint(1, output)
@@ -54,6 +58,8 @@ def family(rng: random.Random, count: int, longest: int, output: int, leave: flo
             temperature=rng.choice([0.0, 0.0, 0.8]),
             seed=rng.randrange(2**62),
             leave_after=rng.randint(1, most) if rng.random() < leave else None,
+            penalties={"repetition_penalty": 1.3, "frequency_penalty": 0.5} if i % 3 else {},
+            top_logprobs=i % 5 if i % 5 < 3 else None,
         )
         works.append(work)
         stems.append(prompt + work.expected())
@@ -63,20 +69,28 @@ def family(rng: random.Random, count: int, longest: int, output: int, leave: flo
 async def one(client: AsyncClient, work: Work, delay: float = 0.0) -> Answer:
     await asyncio.sleep(delay)
     tokens: list[int] = []
+    logprobs: list[TokenLogprobs] = []
     async with client.generate(
         token_ids=work.prompt,
         max_tokens=work.max_tokens,
         temperature=work.temperature,
         seed=work.seed,
         ignore_eos=True,
+        top_logprobs=work.top_logprobs,
+        **work.penalties,
     ) as generation:
         async for chunk in generation:
             tokens.extend(chunk.token_ids)
+            logprobs.extend(chunk.logprobs)
             if chunk.usage is not None:
-                return Answer(tuple(tokens), chunk.usage.cached_tokens)
+                return Answer(tuple(tokens), chunk.usage.cached_tokens, tuple(logprobs))
             if work.leave_after is not None and len(tokens) >= work.leave_after:
                 break
-    return Answer(tuple(tokens), None)
+    return Answer(tuple(tokens), None, tuple(logprobs))
+
+
+def outputs(answers: Sequence[Answer]) -> list[object]:
+    return [(answer.tokens, answer.logprobs) for answer in answers]
 
 
 async def at_random(address: str, works: Sequence[Work], spread: float) -> list[Answer]:
@@ -113,6 +127,8 @@ def test_1000_requests_that_share_get_their_own_tokens_and_every_hit_is_told() -
     for work, answer in zip([*stay, *some_leave], told, strict=True):
         expected, made = tuple(work.expected()), len(answer.tokens)
         assert answer.tokens == expected[:made]
+        right = right_logprobs(work.prompt, expected, VOCAB, work.top_logprobs)
+        assert answer.logprobs == right[:made]
         assert made == len(expected) or (answer.cached is None and work.leave_after is not None)
     assert status.free_blocks == status.usable_blocks == 159
     assert status.cached_blocks > 0
@@ -148,10 +164,10 @@ def test_a_tiny_llamas_tokens_are_the_same_with_and_without_and_when_its_worker_
     chunks = ("--pipeline-depth", "3", "--max-step-tokens", "24")
     with supervised(model=model, worker=worker, scheduler=chunks) as servers:
         answers = asyncio.run(at_random(servers.address, works, 0.2))
-        assert [a.tokens for a in answers] == [e.tokens for e in expected]
+        assert outputs(answers) == outputs(expected)
         answers = asyncio.run(with_a_death(servers.address, servers.child("worker").pid))
         status = asyncio.run(idle_status(servers.address))
-    assert [a.tokens for a in answers] == [e.tokens for e in expected]
+    assert outputs(answers) == outputs(expected)
     assert status.worker_restarts == 1
     assert status.preemptions > 0
     assert status.prefix_hits > 200

@@ -20,19 +20,22 @@ from scheduler.core.worker_link import (
     StepRefused,
 )
 from tests.scheduler.link.test_link import Inbox, linked
+from tests.scheduler.logprob_columns import entry_of
 from tests.worker.running_worker import running_worker, small_geometry
 from worker.simulate import SimulationOptions
+from worker.simulated_logprobs import expected_logprobs
 from worker.simulated_tokens import expected_tokens
 
 
-def four_tokens(step_id: int, incarnation: int) -> StepPlan:
+def four_tokens(step_id: int, incarnation: int, top_logprobs: int | None = None) -> StepPlan:
     """The first four tokens of the prompt [14], in row 0 and block 1."""
     none, one = np.zeros(0, np.int32), np.ones(1, np.int32)
+    new = NewRow(0, "r", np.full(1, 14, np.int32), 1, one, 0.0, 0, top_logprobs=top_logprobs)
     return StepPlan(
         step_id=step_id,
         incarnation=incarnation,
         free_rows=none,
-        new_rows=[NewRow(0, "r", np.full(1, 14, np.int32), 1, one, 0.0, 0)],
+        new_rows=[new],
         table_rows=none,
         table_counts=none,
         table_blocks=none,
@@ -42,6 +45,7 @@ def four_tokens(step_id: int, incarnation: int) -> StepPlan:
         slot_mapping=np.arange(4, 8),
         samples=np.ones(1, bool),
         decode_steps=4,
+        logprob_counts=None if top_logprobs is None else np.array([1 + top_logprobs]),
     )
 
 
@@ -50,7 +54,7 @@ def test_a_stream_cut_amid_the_results_of_a_step_brings_each_of_them_once() -> N
     with running_worker(options=options) as worker, linked(worker.address) as (link, inbox):
         connected = inbox.next(Connected)
         assert connected.info.max_decode_steps == 4
-        link.send(four_tokens(1, connected.info.incarnation))
+        link.send(four_tokens(1, connected.info.incarnation, top_logprobs=2))
         answers = [inbox.next(StepAnswer)]
         assert link._call is not None
         link._call.cancel()  # as when the connection breaks: the worker ends a stream between steps
@@ -67,6 +71,9 @@ def test_a_stream_cut_amid_the_results_of_a_step_brings_each_of_them_once() -> N
         assert [answer.sub_step for answer in answers] == [0, 1, 2, 3]
         tokens = [int(answer.tokens[0]) for answer in answers]
         assert tokens == expected_tokens([14], 4, 1000)
+        logprobs = [entry for answer in answers for entry in answer.logprobs.by_token(1)]
+        right = expected_logprobs([14], tokens, 1000, top_logprobs=2)
+        assert [list(zip(*entry_of(entry), strict=True)) for entry in logprobs] == right
         assert worker.session.status().steps == 1
         assert inbox.empty()
 
