@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from scheduler.core.logprobs import Logprobs
 from scheduler.core.worker_link import (
     Connected,
     Inbox,
@@ -25,6 +26,7 @@ from scheduler.core.worker_link import (
     WorkerInfo,
 )
 from scheduler.link.encoder import encode_step
+from worker import executor
 from worker.answer import Answer
 from worker.executor import Executor
 from worker.session import Session
@@ -98,8 +100,16 @@ class InProcessLink:
                         output.non_finite,
                         times,
                         sub_step=sub_step,
+                        logprobs=_logprobs(output.logprobs),
                     )
                 )
+
+
+def _logprobs(found: executor.Logprobs | None) -> Logprobs | None:
+    if found is None:
+        return None
+    samples, counts = found.samples.astype(np.int64), found.counts.astype(np.int64)
+    return Logprobs(samples, counts, found.ids, found.values)
 
 
 def _info(session: Session) -> WorkerInfo:

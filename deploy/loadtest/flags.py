@@ -138,6 +138,14 @@ def _add_clients(add: _Add) -> None:
         "is sent, which an OpenAI server may not know",
     )
     add("--request-timeout", float, "SECONDS", "deadline of each request", 600.0)
+    add(
+        "--body",
+        str,
+        "JSON",
+        'merged into every request: fields of a GenerateRequest, e.g. {"top_logprobs": 5, '
+        '"repetition_penalty": 1.2}, or of an OpenAI server\'s, e.g. {"return_token_ids": true}',
+        "{}",
+    )
 
 
 def _add_openai(add: _Add) -> None:
@@ -150,7 +158,6 @@ def _add_openai(add: _Add) -> None:
         choices=ENDPOINTS,
     )
     add("--model", str, "NAME", "model to name", "", shown="the first that /v1/models names")
-    add("--body", str, "JSON", 'merged into every request, e.g. {"return_token_ids": true}', "{}")
     add(
         "--vocab-size",
         int,

@@ -65,7 +65,7 @@ _ONLY: tuple[tuple[tuple[str, ...], Callable[[argparse.Namespace], bool], str], 
     (("think",), lambda a: a.concurrency or a.turns > 1, "with --concurrency and --turns"),
     (("slow_gap",), lambda a: a.slow_readers > 0, "with --slow-readers"),
     (("prefixes",), lambda a: a.shared_prefix > 0, "with --shared-prefix"),
-    (("endpoint", "model", "body"), lambda a: "://" in a.target, "with an http:// target"),
+    (("endpoint", "model"), lambda a: "://" in a.target, "with an http:// target"),
     (("tls_ca", "token_file"), lambda a: "://" not in a.target, "with a nanoserve target"),
     (("prompt_len", "output_len"), lambda a: a.trace is None, "without --trace"),
     (
@@ -77,17 +77,22 @@ _ONLY: tuple[tuple[tuple[str, ...], Callable[[argparse.Namespace], bool], str], 
 
 
 def _target(args: argparse.Namespace) -> Nanoserve | OpenAI:
+    body = _body(args)
     if not args.target.startswith(("http://", "https://")):
-        target = Nanoserve(args.target, args.tls_ca, args.token_file)
+        target = Nanoserve(args.target, args.tls_ca, args.token_file, body)
         target.access()
         return target
+    return OpenAI(args.target, args.endpoint, args.model, body)
+
+
+def _body(args: argparse.Namespace) -> dict[str, Any]:
     try:
         body = json.loads(args.body)
     except ValueError as error:
         raise ValueError(f"--body is {args.body!r}: {error}") from None
     if not isinstance(body, dict):
         raise ValueError(f"--body is {args.body!r}, must be a JSON object")
-    return OpenAI(args.target, args.endpoint, args.model, body)
+    return body
 
 
 def _arrivals(args: argparse.Namespace) -> Arrivals:

@@ -33,6 +33,7 @@ class GrpcTarget:
         self._address = self._access.address
         self._ssl = _ssl_context(self._access)
         self._plan = plan
+        self._body = target.request()
         self._fast: list[Connection] = []
         self._slow: list[Connection] = []
         self._turn = itertools.count()
@@ -72,6 +73,7 @@ class GrpcTarget:
         else:
             for ids in (*history, request.prompt):
                 message.token_ids.ids.extend(ids)
+        message.MergeFrom(self._body)
         return (
             b"\x00"
             + message.ByteSize().to_bytes(PREFIX_LEN - 1, "big")

@@ -9,11 +9,14 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from google.protobuf import json_format
+
 from deploy.loadtest.arrivals import Arrivals, Burst, Ramp, Replay
 from deploy.loadtest.goodput import Limits
 from deploy.loadtest.lengths import Fixed, Lengths
 from deploy.loadtest.limits import check
 from nanoserve.access import Access, access_from
+from nanoserve.v1 import inference_pb2 as pb
 
 MOST_REQUESTS = 1_000_000
 ENDPOINTS = ("completions", "chat")
@@ -23,11 +26,23 @@ _DEFAULT_LENGTH = Fixed(128)
 @dataclass(frozen=True, slots=True)
 class Nanoserve:
     """A nanoserve scheduler: "host:port" or "unix:PATH". The token itself is no part of a plan,
-    which is saved: it is in `token_file` or the environment."""
+    which is saved: it is in `token_file` or the environment. `body` is merged into every
+    request, as protobuf's JSON of a GenerateRequest."""
 
     address: str
     tls_ca: str | None = None
     token_file: str | None = None
+    body: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.request()
+
+    def request(self) -> pb.GenerateRequest:
+        """What `body` says. Raises ValueError."""
+        try:
+            return json_format.ParseDict(dict(self.body), pb.GenerateRequest())
+        except json_format.ParseError as error:
+            raise ValueError(f"body: {error}") from None
 
     def access(self) -> Access:
         """Raises ValueError."""

@@ -21,6 +21,8 @@ class Logprobs:
 
     def of(self, chosen: np.ndarray) -> Logprobs | None:
         """As columns beside the `chosen` tokens, bool [n], alone; None if none of them has any."""
+        if chosen.all():
+            return self
         kept = chosen[self.tokens]
         if not kept.any():
             return None

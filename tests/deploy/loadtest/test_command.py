@@ -30,6 +30,8 @@ from tests.protos.scripted_server import ScriptedServer
         (["--rate", "1", "--goodput", "ttft"], "goodput limit 'ttft'"),
         (["http://h", "--rate", "1", "--body", "[1]"], "--body is '[1]', must be a JSON object"),
         (["http://h", "--rate", "1", "--body", "{"], "--body is '{': "),
+        (["--rate", "1", "--body", '{"top_q": 5}'], 'has no field named "top_q"'),
+        (["--rate", "1", "--body", '{"seed": "x"}'], "body: Failed to parse seed field"),
         (["http://h", "--rate", "1", "--endpoint", "chat"], "endpoint chat takes text"),
         (["--replay"], "a replay needs content with a trace"),
         (["--rate", "1", "--stage-seconds", "9"], "--stage-seconds goes only with --ramp"),

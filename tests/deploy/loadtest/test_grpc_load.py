@@ -77,6 +77,21 @@ async def test_ids_text_and_usage_of_every_message_are_recorded() -> None:
     assert len({tuple(request.token_ids.ids) for request in sent.values()}) == 7
 
 
+async def test_a_body_is_merged_into_every_request() -> None:
+    with ScriptedServer(count_up) as server:
+        body = {"top_logprobs": 0, "repetition_penalty": 1.5, "stop_token_ids": [3, 4]}
+        plan = LoadPlan(
+            Nanoserve(server.address, body=body), Burst(), Content(Fixed(3), Fixed(4)), requests=5
+        )
+        timelines = await carry_out(plan, at_once(5))
+    assert [timeline.status for timeline in timelines] == ["OK"] * 5
+    for request in server.requests:
+        assert request.HasField("top_logprobs")
+        assert (request.top_logprobs, request.repetition_penalty) == (0, 1.5)
+        assert list(request.stop_token_ids) == [3, 4]
+        assert len(request.token_ids.ids) == 3
+
+
 async def test_a_message_s_time_is_when_it_came() -> None:
     """The server sends the next message only when the tool has recorded the last."""
     sent_at: list[float] = []
