@@ -88,7 +88,7 @@ def test_the_oracles_log_probabilities_are_those_of_exact_arithmetic() -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("vocab", [20, 1003])
+@pytest.mark.parametrize("vocab", [20, 1003, 5003])
 def test_the_cpu_faces_log_probabilities_are_the_oracles(vocab: int, dtype: torch.dtype) -> None:
     ops = kernels.ops("cpu", "cpu")
     penalty_checks.check_logprobs(ops, dtype, "cpu", vocab, (0, 1, 5, 20))
