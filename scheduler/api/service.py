@@ -7,7 +7,6 @@ import itertools
 import logging
 import time
 from dataclasses import dataclass
-from itertools import repeat
 
 import grpc
 
@@ -89,7 +88,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
         """Hands out a batch of the engine's events. Called on the event loop."""
         streams = self._streams
         handles, token_ids = batch.handles.tolist(), batch.token_ids.tolist()
-        logprobs = batch.logprobs.by_token(len(handles)) if batch.logprobs else repeat(None)
+        logprobs = (
+            batch.logprobs.by_token(len(handles)) if batch.logprobs else itertools.repeat(None)
+        )
         for handle, token_id, its_logprobs in zip(handles, token_ids, logprobs, strict=False):
             stream = streams.get(handle)
             if stream is None:

@@ -15,7 +15,7 @@ from scheduler.fronts.messages import Message, MessageError
 log = logging.getLogger(__name__)
 
 # What may wait for a peer that does not read, bytes: tens of seconds of all tokens that a
-# busy engine makes.
+# busy engine makes, or some seconds where each has 20 log-probabilities beside its own.
 MOST_WAITING = 32 << 20
 _READ_BYTES = 1 << 18
 

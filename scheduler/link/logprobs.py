@@ -16,7 +16,13 @@ def result_logprobs(
     """`counts`: as in StepPlan; the result's tokens and flags are good. Raises ValueError if the
     columns are not what worker.proto says of them."""
     if counts is None:
-        if result.logprob_samples or result.logprob_ids or result.logprobs:
+        columns = (
+            result.logprob_samples,
+            result.logprob_counts,
+            result.logprob_ids,
+            result.logprobs,
+        )
+        if any(columns):
             raise ValueError(f"{_name(result)} has log-probabilities, and no row asked for any")
         return None
     wanted = counts > 0

@@ -35,6 +35,15 @@ def test_each_question_is_sent_with_all_that_was_said(server: ScriptedServer) ->
     assert roles == ["system", "user", "assistant", "user"]
 
 
+def test_penalties_go_with_each_question(server: ScriptedServer) -> None:
+    flags = "--repetition-penalty 1.5 --frequency-penalty 0.25 --presence-penalty -1"
+    nanoserve("chat", *flags.split(), "--address", server.address, stdin="one\ntwo\n")
+    assert [
+        (one.repetition_penalty, one.frequency_penalty, one.presence_penalty)
+        for one in server.requests
+    ] == [(1.5, 0.25, -1.0)] * 2
+
+
 def test_reset_forgets_all_but_the_system_message(server: ScriptedServer) -> None:
     nanoserve(
         "chat", "--system", "S", "--address", server.address, stdin="one\n/reset\ntwo\n/quit\nno\n"
