@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from nanoserve.v1 import worker_pb2
-from tests.tiny_llama import tiny_llama
 from tests.worker.asking import asked_of, penalties_of
-from tests.worker.recorded_steps import FLAGS, SIMULATED, Player, entries, replayed, write
+from tests.worker.recorded_steps import SIMULATED, Player, entries, replayed, write
 from tests.worker.running_worker import running_worker
 from tests.worker.step_messages import int64, second_step
 from worker.__main__ import parse, parser
@@ -136,14 +135,3 @@ def test_a_dump_without_prompts_tells_of_no_token_and_no_probability(tmp_path: P
         assert not result.logprob_ids.strip(b"\0")
         assert not result.logprobs.strip(b"\0")
     assert not replayed(dump).is_different
-
-
-def test_a_model_on_the_cpu_replays_them_too(tmp_path: Path) -> None:
-    """Its dump too: what was in the pool is computed again in other chunks."""
-    path, dumps = tmp_path / "steps.bin", tmp_path / "dumps"
-    model = ("--model", str(tiny_llama(tmp_path / "model")), "--device", "cpu", *FLAGS)
-    record(*model, "--record", str(path), "--dump-dir", str(dumps), "--dump-prompts")
-    for one in (path, *dumps.iterdir()):
-        report = replayed(one)
-        assert not report.is_different, report.first_difference
-        assert report.logprobs > 300

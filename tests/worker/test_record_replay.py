@@ -284,7 +284,8 @@ def test_a_worker_that_cannot_start_leaves_no_empty_recording(tmp_path: Path) ->
 
 
 def test_a_model_on_the_cpu_replays_bit_for_bit(tmp_path: Path) -> None:
-    """Its dump too: what was in the pool is computed again in other chunks."""
+    """With penalties and log-probabilities. Its dump too: what was in the pool is computed again in
+    other chunks."""
     path, dumps = tmp_path / "steps.bin", tmp_path / "dumps"
     places = ("--record", str(path), "--dump-dir", str(dumps), "--dump-prompts")
     model = ("--model", str(tiny_llama(tmp_path / "model")), "--device", "cpu")
@@ -292,15 +293,17 @@ def test_a_model_on_the_cpu_replays_bit_for_bit(tmp_path: Path) -> None:
     executor = make_executor(options)
     recorders = make_recorders(parser(), options)
     with running_worker(executor, recorders=recorders) as worker, worker.stub() as stub:
-        player = Player(stub, executor.geometry, seed=4)
+        player = Player(stub, executor.geometry, seed=4, asks=True)
         player.play(110)
         player.stream.send(second_step(player.incarnation, step_id=111, slot_mapping=int64(0)))
         assert next(player.stream.call).HasField("refusal")
     report = replayed(path)
     assert (report.steps, report.refusals, report.is_different) == (110, 1, False)
     assert report.tokens > 100
+    assert report.logprobs > 300
     (dump,) = dumps.iterdir()
     report = replayed(dump)
     assert (report.steps, report.refusals, report.is_different) == (64, 1, False)
     assert report.synthetic > 0
     assert report.tokens > 50
+    assert report.logprobs > 150
