@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -21,10 +23,19 @@ WORKER = ("--num-blocks", "9", "--block-size", "4", "--dtype", "float32", "--thr
 CHUNKS = ("--max-step-tokens", "3", "--audit")
 
 
-async def ask(address: str, *indices: int) -> dict[int, Completion]:
-    """What requests that come at once, in this order, get, by their index."""
+async def ask(address: str, worker_pid: int, *indices: int) -> dict[int, Completion]:
+    """What some requests get, by their index. The worker stands still until all have come."""
     async with AsyncClient(address) as client:
-        calls = [client.generate(**REQUESTS[i], **EVERY) for i in indices]
+        os.kill(worker_pid, signal.SIGSTOP)
+        try:
+            calls = [client.generate(**REQUESTS[i], **EVERY) for i in indices]
+            while True:
+                status = await client.status()
+                if status.running_requests + status.waiting_requests == len(indices):
+                    break
+                await asyncio.sleep(0.01)
+        finally:
+            os.kill(worker_pid, signal.SIGCONT)
         answers = await asyncio.gather(*(call.collect() for call in calls))
         return dict(zip(indices, answers, strict=True))
 
@@ -51,8 +62,9 @@ def test_penalties_and_log_probabilities_go_on_over_a_preemption(
     """Exact in float32 on the CPU."""
     process, folder = worker
     with process.scheduler(("--model", str(folder), *CHUNKS, *cache)) as address:
-        alone = asyncio.run(ask(address, 0)) | asyncio.run(ask(address, 1))
-        together = [asyncio.run(ask(address, *order)) for order in ((0, 1), (1, 0))]
+        pid = process.child.pid
+        alone = asyncio.run(ask(address, pid, 0)) | asyncio.run(ask(address, pid, 1))
+        together = [asyncio.run(ask(address, pid, *order)) for order in ((0, 1), (1, 0))]
     for i, answer in alone.items():
         assert answer.usage.preemptions == 0
         assert len(answer.token_ids) == len(answer.logprobs) == answer.usage.output_tokens == 14
