@@ -84,11 +84,11 @@ def _draw_latencies(axes: Axes, bills: Sequence[Bill]) -> None:
         fontsize=10.5,
     )
     plain_log(axes, "x")
-    axes.set_xlim(left=axes.get_xlim()[0] / 20)  # for the legend
+    axes.set_xlim(right=axes.get_xlim()[1] * 10)  # for the legend
     axes.set_xlabel("seconds since arrival")
     axes.set_ylabel("% of short requests")
     axes.set_ylim(0, 103)
-    axes.legend(loc="center left", fontsize=9, title="median", alignment="left")
+    axes.legend(loc="lower right", fontsize=9, title="median", alignment="left")
 
 
 def _shift(requests: Sequence[Served]) -> float:
