@@ -18,6 +18,10 @@ def _no_plan(*_: Any, **__: Any) -> None:
     return None
 
 
+def _itself(residual: torch.Tensor) -> torch.Tensor:
+    return residual
+
+
 @dataclass(frozen=True)
 class Ops:
     """The functions that a model is made of; `kernels.reference` documents each.
@@ -28,6 +32,10 @@ class Ops:
     prepare what all layers of a step share; an op given no `plan` makes its own. k_pool is any
     layer's; total_context and most_tokens are upper bounds of the sums of context lengths and of
     queries.
+
+    A face may leave a product's last additions to the kernel that reads it: `norm_qkv` is
+    `norm_linear` for `rope_and_write_kv` alone, and what `add_linear` returns is for a norm that a
+    product follows. Once that has read it, `summed` gives the residual [t, h].
     """
 
     face: str
@@ -39,8 +47,9 @@ class Ops:
     pack_weight: Callable[[torch.Tensor], PackedWeight]
     linear: Callable[..., torch.Tensor]
     norm_linear: Callable[..., torch.Tensor]
+    norm_qkv: Callable[..., Any]
     norm_gated_linear: Callable[..., torch.Tensor]
-    add_linear: Callable[..., torch.Tensor]
+    add_linear: Callable[..., Any]
     sample: Callable[..., torch.Tensor]
     penalize: Callable[..., torch.Tensor]
     top_logprobs: Callable[..., torch.Tensor]
@@ -50,6 +59,7 @@ class Ops:
     plan_decode: Callable[..., Any] = _no_plan
     plan_prefill: Callable[..., Any] = _no_plan
     plan_rope: Callable[..., Any] = _no_plan
+    summed: Callable[[Any], torch.Tensor] = _itself
 
 
 def ops(device: torch.device | str, face: str = "auto", batch_invariant: bool = False) -> Ops:
@@ -85,13 +95,16 @@ def ops(device: torch.device | str, face: str = "auto", batch_invariant: bool = 
         from kernels import invariant_ops
 
         module = invariant_ops
-    plans = {name: getattr(module, name) for name in ("plan_decode", "plan_prefill")}
-    return _table(module, "triton", **plans)
+    more = {name: getattr(module, name) for name in ("plan_decode", "plan_prefill")}
+    if not batch_invariant:
+        more |= {"norm_qkv": module.norm_qkv, "summed": module.summed}
+    return _table(module, "triton", **more)
 
 
-def _table(module: Any, face: str, **plans: Callable[..., Any]) -> Ops:
-    names = [name for name in Ops.__dataclass_fields__ if name not in ("face", *_PLANS)]
-    return Ops(face=face, **{name: getattr(module, name) for name in names}, **plans)
+def _table(module: Any, face: str, **more: Callable[..., Any]) -> Ops:
+    names = Ops.__dataclass_fields__.keys() - {"face", "norm_qkv", "summed", *_PLANS}
+    functions = {name: getattr(module, name) for name in names}
+    return Ops(face=face, **({"norm_qkv": module.norm_linear} | functions | more))
 
 
 _PLANS = ("plan_decode", "plan_prefill", "plan_rope")

@@ -3,7 +3,15 @@
 from kernels.decode_plan import plan_decode
 from kernels.gather_rows import gather_rows
 from kernels.launch import check_device
-from kernels.linear import add_linear, linear, norm_gated_linear, norm_linear, pack_weight
+from kernels.linear import (
+    add_linear,
+    linear,
+    norm_gated_linear,
+    norm_linear,
+    norm_qkv,
+    pack_weight,
+    summed,
+)
 from kernels.paged_attention_decode import paged_attention_decode
 from kernels.paged_attention_prefill import paged_attention_prefill, plan_prefill
 from kernels.penalize import penalize
@@ -22,6 +30,7 @@ __all__ = [
     "linear",
     "norm_gated_linear",
     "norm_linear",
+    "norm_qkv",
     "pack_weight",
     "paged_attention_decode",
     "paged_attention_prefill",
@@ -34,5 +43,6 @@ __all__ = [
     "scatter",
     "silu_and_mul",
     "step_tokens",
+    "summed",
     "top_logprobs",
 ]

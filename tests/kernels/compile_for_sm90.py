@@ -21,11 +21,14 @@ from triton.compiler import ASTSource, CompiledKernel
 
 import kernels
 from kernels import invariant_ops, triton_ops
+from kernels import skinny_product as skinny
 from kernels.add_bias import add_bias
 from kernels.attention_sizes import PACK_FROM
 from kernels.gemv import gemv
 from kernels.invariant_product import invariant_product
+from kernels.linear import Unsummed
 from kernels.shapes import TRITON_HEAD_DIMS
+from kernels.skinny_product import skinny_product
 from tests.kernels.sum_order import SumOrder, sum_order
 
 SHARED_MEMORY = 227 * 1024
@@ -109,6 +112,22 @@ def launch_invariant_products(dtype: torch.dtype) -> None:
     invariant_product(x, weight, torch.empty(256, dtype=dtype), gated=True)
 
 
+def launch_skinny_products(dtype: torch.dtype) -> None:
+    """Of each number of rows that has tiles of its own, with what reads them."""
+    skinny.multiprocessors = lambda _: 132
+    biases = None, torch.empty(576, dtype=dtype), None
+    for rows, width, bias in zip((16, 32, 64), (2048, 576, 4096), biases, strict=True):
+        x, gain = torch.empty(rows, width, dtype=dtype), torch.empty(width, dtype=dtype)
+        weight = triton_ops.pack_weight(torch.empty(width, width, dtype=dtype))
+        added = skinny_product(x, weight, bias, partial=True)
+        triton_ops.norm_linear(Unsummed(x, added), gain, 1e-5, weight)
+        skinny_product(x, weight, bias)
+        skinny_product(x, weight, bias, gated=True)
+    pool = torch.empty(rows, 1, 4, 256, dtype=dtype)
+    positions, slots = (torch.zeros(rows, dtype=kind) for kind in (torch.int32, torch.int64))
+    triton_ops.rope_and_write_kv(added, positions, torch.empty(1, 256), slots, pool, pool, 8)
+
+
 def launches(found: dict[str, triton.JITFunction]) -> list[tuple[str, tuple, dict]]:
     """(kernel, arguments, keywords) of every launch."""
     recorded: list[tuple[str, tuple, dict]] = []
@@ -126,6 +145,7 @@ def launches(found: dict[str, triton.JITFunction]) -> list[tuple[str, tuple, dic
         launch_attention(invariant_ops, 64, dtype)
         launch_others(dtype)
         launch_invariant_products(dtype)
+    launch_skinny_products(torch.bfloat16)
     return recorded
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import kernels
-from kernels import linear, penalize, reference
+from kernels import linear, penalize, reference, skinny_product
 from kernels.gemv import gemv
 from kernels.sample import STRETCH
 from tests.kernels import checks, penalty_checks
@@ -45,6 +45,22 @@ def test_fused_skinny_products_equal_the_oracle(
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
 def test_fused_products_of_more_rows_equal_the_oracle(bias: bool) -> None:
     checks.check_fused_linear(OPS, FP32, "cpu", 3, 5, 33, bias)
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("programs", [1, 4])
+def test_products_of_a_few_rows_equal_the_oracle(
+    monkeypatch: pytest.MonkeyPatch, programs: int, bias: bool
+) -> None:
+    """Whole, and in parts that are added up by what reads them, the last of them shorter."""
+    taken: list[int] = []
+    monkeypatch.setattr(linear, "few", lambda x: x.shape[1] == K and not taken.append(x.shape[0]))
+    monkeypatch.setattr(skinny_product, "multiprocessors", lambda _: programs)
+    K = 5 * skinny_product.BLOCK_K
+    for rows, n in ((3, 20), (17, 70)):
+        checks.check_fused_linear(OPS, FP32, "cpu", rows, n, K, bias)
+    checks.check_qkv(OPS, FP32, "cpu", 3, K, bias)
+    assert taken == [3] * 3 + [17] * 3 + [3]
 
 
 @pytest.mark.parametrize("head_dim", [16, 80, 128])

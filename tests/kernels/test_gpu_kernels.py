@@ -43,12 +43,22 @@ def test_linear_equals_the_oracle(
 
 @BOTH
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
-@pytest.mark.parametrize("rows", [1, 2, 33])
+@pytest.mark.parametrize("rows", [1, 2, 16, 17, 33, 64, 65])
 def test_fused_products_equal_the_oracle(
     ops: kernels.Ops, rows: int, bias: bool, dtype: torch.dtype
 ) -> None:
     for n, k in ((3072, 2048), (576, 1536), (1001, 104), (640, 8192), (300, 14336), (64, 20000)):
         checks.check_fused_linear(ops, dtype, "cuda", rows, n, k, bias)
+
+
+@BOTH
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("rows", [1, 2, 32, 50])
+def test_rope_of_a_product_equals_the_oracle(
+    ops: kernels.Ops, rows: int, bias: bool, dtype: torch.dtype
+) -> None:
+    for k in (576, 2048, 4096):
+        checks.check_qkv(ops, dtype, "cuda", rows, k, bias)
 
 
 @BOTH

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -67,9 +68,10 @@ class Llama:
         rope_plan = ops.plan_rope(inputs.positions, self._cos_sin, inputs.slot_mapping)
         residual = ops.gather_rows(self.weights.embedding, inputs.token_ids)
         for layer, (k_pool, v_pool) in zip(layers, pool.layers, strict=True):
-            qkv = ops.norm_linear(
+            qkv = ops.norm_qkv(
                 residual, layer.input_norm, config.rms_norm_eps, layer.qkv, layer.qkv_bias
             )
+            residual = ops.summed(residual)
             attended = ops.rope_and_write_kv(
                 qkv,
                 inputs.positions,
@@ -96,13 +98,14 @@ class Llama:
 
     def _after_attention(
         self, layer: LayerWeights, attended: torch.Tensor, residual: torch.Tensor
-    ) -> torch.Tensor:
+    ) -> Any:
+        """The residual for the next norm."""
         ops = self.ops
         residual = ops.add_linear(attended, layer.out, layer.out_bias, residual)
         activated = ops.norm_gated_linear(
             residual, layer.post_norm, self.config.rms_norm_eps, layer.gate_up, layer.gate_up_bias
         )
-        return ops.add_linear(activated, layer.down, layer.down_bias, residual)
+        return ops.add_linear(activated, layer.down, layer.down_bias, ops.summed(residual))
 
     def _attention(self, inputs: StepInputs, pool: KVPool) -> Attention:
         """What attends in every layer of this step: decodes by the decode kernel, chunks by the
