@@ -68,9 +68,11 @@ def check_fused_linear(
         assert error(mine, wanted) < 2 * limit(dtype)  # each op rounds, not only the last
 
 
-def check_qkv(ops: Ops, dtype: torch.dtype, device: str, rows: int, k: int, bias: bool) -> None:
+def check_qkv(
+    ops: Ops, dtype: torch.dtype, device: str, rows: int, k: int, head_dim: int, bias: bool
+) -> None:
     """q, and what is written to the pools, of a normed input's product."""
-    heads, kv_heads, head_dim = 3, 1, 32
+    heads, kv_heads = 3, 1
     n = (heads + 2 * kv_heads) * head_dim
     x, gain = 3 * randn(rows, k, dtype=dtype), randn(k, dtype=dtype, seed=4)
     weight = randn(n, k, dtype=dtype, seed=5) / k**0.5

@@ -59,7 +59,7 @@ def test_products_of_a_few_rows_equal_the_oracle(
     K = 5 * skinny_product.BLOCK_K
     for rows, n in ((3, 20), (17, 70)):
         checks.check_fused_linear(OPS, FP32, "cpu", rows, n, K, bias)
-    checks.check_qkv(OPS, FP32, "cpu", 3, K, bias)
+    checks.check_qkv(OPS, FP32, "cpu", 3, K, 80, bias)
     assert taken == [3] * 3 + [17] * 3 + [3]
 
 

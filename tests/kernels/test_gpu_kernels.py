@@ -57,8 +57,8 @@ def test_fused_products_equal_the_oracle(
 def test_rope_of_a_product_equals_the_oracle(
     ops: kernels.Ops, rows: int, bias: bool, dtype: torch.dtype
 ) -> None:
-    for k in (576, 2048, 4096):
-        checks.check_qkv(ops, dtype, "cuda", rows, k, bias)
+    for head_dim, k in ((64, 576), (64, 2048), (80, 2048), (128, 4096), (96, 100)):
+        checks.check_qkv(ops, dtype, "cuda", rows, k, head_dim, bias)
 
 
 @BOTH

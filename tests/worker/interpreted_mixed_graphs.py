@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from kernels import linear, skinny_product
 from scheduler.link.encoder import encode_step
 from tests.player import greedy, load_llama
 from tests.tiny_llama import tiny_llama
@@ -24,20 +25,29 @@ from worker.rows import Rows
 BLOCKS, BLOCK = 40, 8
 
 
+def few(x: torch.Tensor) -> bool:
+    """The smaller of the two bodies, and the tails, multiply as a GPU does a few rows."""
+    return 2 <= x.shape[0] <= 16
+
+
 def main() -> None:
     """Every step of four random requests, decodes too, runs padded; greedy tokens equal the
     oracle's."""
-    folder = tiny_llama(Path(tempfile.mkdtemp()), num_hidden_layers=1, vocab_size=256)
+    linear.few, skinny_product.multiprocessors = few, lambda _: 4
+    folder = tiny_llama(
+        Path(tempfile.mkdtemp()), num_hidden_layers=2, vocab_size=256, hidden_size=128,
+        intermediate_size=192,
+    )  # fmt: skip
     model = load_llama(folder, face="triton")
     config = model.config
     geometry = Geometry(
         device="cpu", max_model_len=64, num_blocks=BLOCKS, block_size=BLOCK, max_rows=6,
         max_step_tokens=24, max_steps_in_flight=2, max_decode_steps=1, fingerprint="",
-        vocab_size=256, num_layers=1, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim,
+        vocab_size=256, num_layers=2, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim,
         dtype="float32", bytes_per_block=1,
     )  # fmt: skip
     rows = Rows(geometry, "cpu", model.ops)
-    shape = (1, BLOCKS, BLOCK, config.num_kv_heads, config.head_dim)
+    shape = (2, BLOCKS, BLOCK, config.num_kv_heads, config.head_dim)
     pool = KVPool(*(torch.full(shape, float("nan")) for _ in range(2)))
     landing = torch.full((4096,), 0xAB, dtype=torch.uint8)
     graphs = MixedGraphs(model, pool, rows, landing, (16, 24), (2, 6))

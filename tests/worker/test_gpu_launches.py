@@ -148,7 +148,7 @@ def test_penalties_and_log_probabilities_are_launched_after_a_step_that_has_them
 def test_a_step_launches_our_kernels_and_matrix_products_alone(
     folder: Path, flags: tuple[str, ...]
 ) -> None:
-    """With --batch-invariant the products are ours too."""
+    """With --batch-invariant, and of a few rows, the products are ours too."""
     rows, invariant = Rows(folder, *flags), "--batch-invariant" in flags
     ours = our_kernels()
     extra = [new_row(20 + i, f"{20 + i}", range(250), range(401 + 20 * i, 421 + 20 * i))
@@ -174,13 +174,13 @@ def test_a_step_launches_our_kernels_and_matrix_products_alone(
         assert attention & set(names), name
         assert {"gather_rows_kernel", "step_tokens_kernel", "best_of_line_kernel"} <= set(names)
         products = [n for n in names if PRODUCT.search(n) and n not in ours]
-        few = {"skinny_product_kernel", "add_norm_kernel"} & set(names)
+        few = {"skinny_product_kernel", "add_norm_kernel"}
         if invariant:
             assert not products, name
-            assert not few
-        elif name == "decode":  # only the last product is a library's
-            assert len(few) == 2
-            assert len(products) <= 3, products
+            assert not few & set(names)
+        elif name == "decode":
+            assert not products
+            assert few < set(names)
         else:
             assert len(products) >= 5 or name == "one decode", name
         print(name, len(names), sorted(set(names)))
