@@ -1,9 +1,9 @@
-"""The skinny matrix product: one input row, where a library's kernel leaves bandwidth unused.
+"""The matrix product of one input row, where a library's kernel leaves bandwidth unused.
 
 A program keeps the whole input in registers and walks output features, so every weight is read
 once, in order, and summed in fp32. What comes before and after a product in a layer is fused: the
 RMS norm of the input, SwiGLU's activation of two features' outputs, the addition of the residual.
-More rows than one are the library's: a matrix-instruction kernel of this size only equals it.
+More rows than one take matrix instructions (`kernels.skinny_product`).
 """
 
 import torch
