@@ -180,7 +180,7 @@ def test_a_step_launches_our_kernels_and_matrix_products_alone(
             assert not few & set(names)
         elif name == "decode":
             assert not products
-            assert few < set(names)
+            assert few <= set(names)
         else:
             assert len(products) >= 5 or name == "one decode", name
         print(name, len(names), sorted(set(names)))
