@@ -13,7 +13,7 @@ from kernels import (
     reference,
 )
 from kernels.invariant_attention_decode import PARTS
-from tests.kernels import checks
+from tests.kernels import checks, product_checks
 from tests.kernels.cases import error, randn
 
 OPS = kernels.ops("cpu", "triton", batch_invariant=True)
@@ -38,14 +38,14 @@ def split(monkeypatch: pytest.MonkeyPatch) -> int:
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
 @pytest.mark.parametrize(("rows", "n", "k"), [(1, 5, 33), (3, 40, 64), (35, 33, 40)])
 def test_products_equal_the_oracle(rows: int, n: int, k: int, bias: bool) -> None:
-    checks.check_linear(OPS, FP32, "cpu", rows, n, k, bias)
-    checks.check_fused_linear(OPS, FP32, "cpu", rows, n, k, bias)
+    product_checks.check_linear(OPS, FP32, "cpu", rows, n, k, bias)
+    product_checks.check_fused_linear(OPS, FP32, "cpu", rows, n, k, bias)
 
 
 @pytest.mark.parametrize(("rows", "k"), [(1, 64), (3, 70), (35, 144)])
 def test_products_in_stretches_equal_the_oracle(wide_from_64: None, rows: int, k: int) -> None:
     """Beside each other without the activation, after each other with it."""
-    checks.check_fused_linear(OPS, FP32, "cpu", rows, 40, k, True)
+    product_checks.check_fused_linear(OPS, FP32, "cpu", rows, 40, k, True)
 
 
 def test_stretches_after_each_other_are_those_beside_each_other(

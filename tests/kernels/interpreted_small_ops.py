@@ -7,7 +7,7 @@ import kernels
 from kernels import linear, penalize, reference, skinny_product
 from kernels.gemv import gemv
 from kernels.sample import STRETCH
-from tests.kernels import checks, penalty_checks
+from tests.kernels import checks, penalty_checks, product_checks
 from tests.kernels.cases import GUARD, error, randn
 
 OPS = kernels.ops("cpu", "triton")
@@ -39,12 +39,12 @@ def test_fused_skinny_products_equal_the_oracle(
     monkeypatch: pytest.MonkeyPatch, n: int, k: int, bias: bool
 ) -> None:
     monkeypatch.setattr(linear, "takes", lambda x: x.shape[0] == 1)
-    checks.check_fused_linear(OPS, FP32, "cpu", 1, n, k, bias)
+    product_checks.check_fused_linear(OPS, FP32, "cpu", 1, n, k, bias)
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
 def test_fused_products_of_more_rows_equal_the_oracle(bias: bool) -> None:
-    checks.check_fused_linear(OPS, FP32, "cpu", 3, 5, 33, bias)
+    product_checks.check_fused_linear(OPS, FP32, "cpu", 3, 5, 33, bias)
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
@@ -58,8 +58,8 @@ def test_products_of_a_few_rows_equal_the_oracle(
     monkeypatch.setattr(skinny_product, "multiprocessors", lambda _: programs)
     K = 5 * skinny_product.BLOCK_K
     for rows, n in ((3, 20), (17, 70)):
-        checks.check_fused_linear(OPS, FP32, "cpu", rows, n, K, bias)
-    checks.check_qkv(OPS, FP32, "cpu", 3, K, 80, bias)
+        product_checks.check_fused_linear(OPS, FP32, "cpu", rows, n, K, bias)
+    product_checks.check_qkv(OPS, FP32, "cpu", 3, K, 80, bias)
     assert taken == [3] * 3 + [17] * 3 + [3]
 
 

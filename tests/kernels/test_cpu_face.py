@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import kernels
-from tests.kernels import checks
+from tests.kernels import checks, product_checks
 from tests.kernels.cases import paged, randn
 
 OPS = kernels.ops("cpu", "cpu")
@@ -29,14 +29,14 @@ def test_a_norm_of_large_and_of_tiny_values_equals_the_oracle() -> None:
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
 @pytest.mark.parametrize("rows", [1, 3, 33, 600])
 def test_linear_equals_the_oracle(dtype: torch.dtype, rows: int, bias: bool) -> None:
-    checks.check_linear(OPS, dtype, "cpu", rows, 96, 160, bias)
+    product_checks.check_linear(OPS, dtype, "cpu", rows, 96, 160, bias)
 
 
 @BOTH
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
 @pytest.mark.parametrize("rows", [1, 3, 33])
 def test_fused_products_equal_the_oracle(dtype: torch.dtype, rows: int, bias: bool) -> None:
-    checks.check_fused_linear(OPS, dtype, "cpu", rows, 96, 160, bias)
+    product_checks.check_fused_linear(OPS, dtype, "cpu", rows, 96, 160, bias)
 
 
 @BOTH

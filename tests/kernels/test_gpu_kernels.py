@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import kernels
-from tests.kernels import checks, penalty_checks
+from tests.kernels import checks, penalty_checks, product_checks
 from tests.kernels.cases import Paged, randn
 
 pytestmark = pytest.mark.gpu
@@ -38,7 +38,7 @@ def test_linear_equals_the_oracle(
     ops: kernels.Ops, rows: int, bias: bool, dtype: torch.dtype
 ) -> None:
     for n, k in ((3072, 2048), (2048, 8192), (576, 1536), (1001, 100)):
-        checks.check_linear(ops, dtype, "cuda", rows, n, k, bias)
+        product_checks.check_linear(ops, dtype, "cuda", rows, n, k, bias)
 
 
 @BOTH
@@ -48,7 +48,7 @@ def test_fused_products_equal_the_oracle(
     ops: kernels.Ops, rows: int, bias: bool, dtype: torch.dtype
 ) -> None:
     for n, k in ((3072, 2048), (576, 1536), (1001, 104), (640, 8192), (300, 14336), (64, 20000)):
-        checks.check_fused_linear(ops, dtype, "cuda", rows, n, k, bias)
+        product_checks.check_fused_linear(ops, dtype, "cuda", rows, n, k, bias)
 
 
 @BOTH
@@ -58,7 +58,7 @@ def test_rope_of_a_product_equals_the_oracle(
     ops: kernels.Ops, rows: int, bias: bool, dtype: torch.dtype
 ) -> None:
     for head_dim, k in ((64, 576), (64, 2048), (80, 2048), (128, 4096), (96, 100)):
-        checks.check_qkv(ops, dtype, "cuda", rows, k, head_dim, bias)
+        product_checks.check_qkv(ops, dtype, "cuda", rows, k, head_dim, bias)
 
 
 @BOTH

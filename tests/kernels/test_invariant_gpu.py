@@ -7,7 +7,7 @@ import torch
 
 import kernels
 from kernels.invariant_product import invariant_product
-from tests.kernels import checks
+from tests.kernels import checks, product_checks
 from tests.kernels.cases import Paged, paged, randn
 
 pytestmark = pytest.mark.gpu
@@ -33,8 +33,8 @@ def ops() -> kernels.Ops:
 @pytest.mark.parametrize("rows", [1, 33, 70, 300])
 def test_products_equal_the_oracle(ops: kernels.Ops, rows: int, dtype: torch.dtype) -> None:
     for n, k in ((1001, 100), (320, 2048), (64, 8192), (40, 9000)):
-        checks.check_linear(ops, dtype, "cuda", rows, n, k, True)
-        checks.check_fused_linear(ops, dtype, "cuda", rows, n, k, False)
+        product_checks.check_linear(ops, dtype, "cuda", rows, n, k, True)
+        product_checks.check_fused_linear(ops, dtype, "cuda", rows, n, k, False)
 
 
 def cancelling(k: int, dtype: torch.dtype, n: int) -> tuple[torch.Tensor, torch.Tensor]:
