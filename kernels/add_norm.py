@@ -6,7 +6,7 @@ import triton.language as tl
 
 from kernels.launch import next_power_of_2
 from kernels.partial_sums import PartialSums, sum_parts
-from kernels.pdl import pdl_options
+from kernels.pdl import follow_eagerly, pdl_options
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -23,11 +23,7 @@ def add_norm_kernel(
         offset = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
     # Not written by the product, which is the kernel before.
     before = tl.load(residual + places, mask=inside, other=0.0)
-    if PDL:
-        # In this order, since what comes next is a product: before it waits for this kernel, which
-        # ends after the one before, it reads weights alone. They are on their way that much sooner.
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    follow_eagerly(PDL)
     added = sum_parts(parts, places, inside, rows.to(tl.int64) * WIDTH, SPLITS)
     if HAS_BIAS:
         added += offset
@@ -42,7 +38,7 @@ def add_norm_kernel(
 def add_norm(
     residual: torch.Tensor, added: PartialSums, gain: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """residual [t, w] += added; returns its RMS norm [t, w], which a product must read next."""
+    """residual [t, w] += added; its RMS norm [t, w], for the product, which is launched next."""
     splits, rows, width = added.parts.shape
     out = torch.empty_like(residual)
     if rows:

@@ -9,18 +9,15 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels import gemv as one_row
-from kernels import skinny_product as few_rows
 from kernels.add_bias import add_bias
 from kernels.add_norm import add_norm
-from kernels.gemv import gemv
+from kernels.gemv import gemv, takes
 from kernels.packed_weight import PackedWeight
 from kernels.partial_sums import PartialSums
 from kernels.rms_norm import rms_norm
 from kernels.silu_and_mul import silu_and_mul
 from kernels.skinny_product import skinny_product
-
-takes, few = one_row.takes, few_rows.takes
+from kernels.skinny_product import takes as few
 
 
 @dataclass(frozen=True)

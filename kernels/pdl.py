@@ -1,7 +1,8 @@
 """Programmatic dependent launch: a kernel's programs start while the one before drains.
 
 A kernel launched with `pdl_options` calls `follow` in every program. Before that it writes nothing,
-and reads nothing that the kernel launched right before it may write.
+and reads nothing that the kernel launched right before it may write; after one that calls
+`follow_eagerly`, nothing at all.
 """
 
 from functools import cache
@@ -24,6 +25,15 @@ def follow(PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def follow_eagerly(PDL: tl.constexpr):
+    """As `follow`, but the next kernel starts at once. It reads nothing before its own wait:
+    by then this kernel has ended, and so have those before."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
 
 
 def pdl_options(rows: int) -> dict[str, bool]:

@@ -81,19 +81,18 @@ def rope_and_write_kv(
     plan: None = None,  # noqa: ARG001 - this face needs none
 ) -> torch.Tensor:
     """See `kernels.reference.rope_and_write_kv`."""
-    parts, bias, dtype, splits = qkv, None, None, 1
-    if isinstance(qkv, PartialSums):
-        parts, bias, dtype = qkv.parts, qkv.bias, qkv.dtype
-        splits = parts.shape[0]
-    tokens = parts.shape[-2]
+    if isinstance(qkv, torch.Tensor):
+        qkv = PartialSums(qkv[None], None, qkv.dtype)
+    splits, tokens, _ = qkv.parts.shape
     kv_heads, head_dim = k_pool.shape[2:]
-    q = torch.empty((tokens, num_heads, head_dim), dtype=dtype or parts.dtype, device=parts.device)
+    q = torch.empty((tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.parts.device)
     if tokens:
         grid = (tokens, triton.cdiv(num_heads + 2 * kv_heads, HEADS_PER_PROGRAM))
         rope_and_write_kv_kernel[grid](
-            parts, q if bias is None else bias, positions, cos_sin, slot_mapping, k_pool, v_pool, q,
+            qkv.parts, q if qkv.bias is None else qkv.bias,
+            positions, cos_sin, slot_mapping, k_pool, v_pool, q,
             NUM_HEADS=num_heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim,
             BLOCK_H=HEADS_PER_PROGRAM, BLOCK_HALF=next_power_of_2(head_dim // 2),
-            SPLITS=splits, HAS_BIAS=bias is not None, num_warps=2, **pdl_options(tokens),
+            SPLITS=splits, HAS_BIAS=qkv.bias is not None, num_warps=2, **pdl_options(tokens),
         )  # fmt: skip
     return q
