@@ -17,7 +17,7 @@ COST = """\
 Installing into {venv}: PyTorch, transformers, gRPC and tools.
   On Linux x86-64 pip's default build of PyTorch brings CUDA: several GB to download and
   on disk, so expect many minutes on a slow line. A CPU build, if pip is configured to
-  find one, is about 0.2 GB, and all the rest 0.4 GB. Free on this disk: {free:.0f} GB.
+  find one, is about 0.2 GB, and all the rest 0.5 GB. Free on this disk: {free:.0f} GB.
   This is done once; an interrupted install goes on where pip's cache ends."""
 
 

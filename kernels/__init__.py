@@ -26,7 +26,6 @@ def _itself(residual: torch.Tensor) -> torch.Tensor:
 class Ops:
     """The functions that a model is made of; `kernels.reference` documents each.
 
-    `plan_rope(positions, cos_sin, slot_mapping)`,
     `plan_decode(k_pool, block_tables, rows, context_lens, total_context)` and
     `plan_prefill(k_pool, block_tables, rows, query_starts, context_lens, num_heads, most_tokens)`
     prepare what all layers of a step share; an op given no `plan` makes its own. k_pool is any
@@ -58,7 +57,6 @@ class Ops:
     step_tokens: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     plan_decode: Callable[..., Any] = _no_plan
     plan_prefill: Callable[..., Any] = _no_plan
-    plan_rope: Callable[..., Any] = _no_plan
     summed: Callable[[Any], torch.Tensor] = _itself
 
 
@@ -107,4 +105,4 @@ def _table(module: Any, face: str, **more: Callable[..., Any]) -> Ops:
     return Ops(face=face, **({"norm_qkv": module.norm_linear} | functions | more))
 
 
-_PLANS = ("plan_decode", "plan_prefill", "plan_rope")
+_PLANS = ("plan_decode", "plan_prefill")

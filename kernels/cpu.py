@@ -1,9 +1,9 @@
-"""The CPU face: few, large torch ops per layer, and results of a row that no other row can change.
+"""The CPU face: products by oneDNN, what lies between them compiled, the rest by few, large torch
+ops; and results of a row that no other row can change.
 
 Every function has the signature of its namesake in `kernels.reference`.
 """
 
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -16,6 +16,7 @@ from kernels.cpu_attention import (
     plan_prefill,
 )
 from kernels.cpu_linear import linear, pack_weight
+from kernels.cpu_row_ops import rms_norm, rope_and_write_kv, silu_and_mul
 from kernels.noise import MIN_TEMPERATURE, gumbel, noise_bits, row_keys, token_hashes
 from kernels.packed_weight import PackedWeight
 
@@ -33,7 +34,6 @@ __all__ = [
     "penalize",
     "plan_decode",
     "plan_prefill",
-    "plan_rope",
     "rms_norm",
     "rope_and_write_kv",
     "sample",
@@ -42,14 +42,6 @@ __all__ = [
     "step_tokens",
     "top_logprobs",
 ]
-
-
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Torch has no fused RMS norm on the CPU, but a fused layer norm: (x, -x) has mean 0 and x's
-    mean square as its variance, so the first half of its layer norm is x's RMS norm."""
-    width = x.shape[-1]
-    both = torch.layer_norm(torch.cat((x, -x), dim=-1), (2 * width,), None, None, eps)
-    return both[..., :width] * weight
 
 
 def norm_linear(
@@ -75,64 +67,7 @@ def norm_gated_linear(
 def add_linear(
     x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, residual: torch.Tensor
 ) -> torch.Tensor:
-    return linear(x, weight, bias).add_(residual)
-
-
-@dataclass(frozen=True)
-class RopePlan:
-    """The rotation of a step's tokens: head * cos + swapped halves * sin. t tokens."""
-
-    cos: torch.Tensor  # fp32 [t, 1, 2, d/2], the cosines twice
-    sin: torch.Tensor  # fp32 [t, 1, 2, d/2], the sines negated, then as they are
-    slot: int | None  # the slot, if there is one token only
-
-
-def plan_rope(
-    positions: torch.Tensor, cos_sin: torch.Tensor, slot_mapping: torch.Tensor
-) -> RopePlan:
-    """What all layers of a step share."""
-    tokens = positions.shape[0]
-    cos, sin = cos_sin.index_select(0, positions).view(tokens, 1, 2, -1).chunk(2, dim=2)
-    return RopePlan(
-        cos=torch.cat((cos, cos), dim=2),
-        sin=torch.cat((-sin, sin), dim=2),
-        slot=int(slot_mapping.item()) if tokens == 1 else None,
-    )
-
-
-def rope_and_write_kv(
-    qkv: torch.Tensor,
-    positions: torch.Tensor,
-    cos_sin: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    k_pool: torch.Tensor,
-    v_pool: torch.Tensor,
-    num_heads: int,
-    plan: RopePlan | None = None,
-) -> torch.Tensor:
-    if plan is None:
-        plan = plan_rope(positions, cos_sin, slot_mapping)
-    tokens = qkv.shape[0]
-    kv_heads, head_dim = k_pool.shape[2:]
-    heads = qkv.view(tokens, -1, 2, head_dim // 2)
-    turning = heads[:, : num_heads + kv_heads]
-    turned = (turning * plan.cos).addcmul_(turning.flip(2), plan.sin)
-    turned = turned.to(qkv.dtype).view(tokens, -1, head_dim)
-    k = turned[:, num_heads:]
-    v = qkv.view(tokens, -1, head_dim)[:, num_heads + kv_heads :]
-    for pool, new in ((k_pool, k), (v_pool, v)):
-        slots = pool.view(-1, kv_heads, head_dim)
-        if plan.slot is None:
-            slots.index_copy_(0, slot_mapping, new.to(pool.dtype))
-        else:
-            # A quarter of index_copy_'s time, which at one row is all dispatch.
-            slots[plan.slot].copy_(new[0])
-    return turned[:, :num_heads].contiguous()
-
-
-def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate).mul_(up)
+    return linear(x, weight, bias, residual)
 
 
 def sample(

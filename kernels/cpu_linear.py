@@ -9,6 +9,7 @@ it is from then on; one that does not is padded, or cut into counts that agree.
 from functools import cache
 
 import torch
+from torch.nn.functional import pad
 
 from kernels.packed_weight import PackedWeight
 
@@ -28,22 +29,29 @@ def pack_weight(weight: torch.Tensor) -> PackedWeight:
     return PackedWeight(weight.shape[0], weight.shape[1], weight.dtype, tuple(data))
 
 
-def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [t, k] -> [t, n]; see `kernels.reference.linear`."""
+def linear(
+    x: torch.Tensor,
+    weight: PackedWeight,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x [t, k] -> [t, n]; see `kernels.reference.linear`, or `add_linear` for a residual."""
     rows = x.shape[0]
     if rows == 0:
         return x.new_empty((0, weight.out_features))
-    pieces = _pieces(_shape_of(weight, bias), rows)
+    pieces = _pieces(_shape_of(weight, bias, residual), rows)
     if pieces == (rows,):
-        return _multiply(x, weight, bias)
+        return _multiply(x, weight, bias, residual)
     out, start = [], 0
     for size in pieces:
-        part = x[start : start + size]
-        if part.shape[0] < size:
-            padded = torch.nn.functional.pad(part, (0, 0, 0, size - part.shape[0]))
-            out.append(_multiply(padded, weight, bias)[: part.shape[0]])
-        else:
-            out.append(_multiply(part, weight, bias))
+        part, added = (
+            None if columns is None else columns[start : start + size] for columns in (x, residual)
+        )
+        if missing := size - part.shape[0]:
+            part, added = (
+                None if lines is None else pad(lines, (0, 0, 0, missing)) for lines in (part, added)
+            )
+        out.append(_multiply(part, weight, bias, added)[: rows - start])
         start += size
     return out[0] if len(out) == 1 else torch.cat(out)
 
@@ -54,31 +62,52 @@ def _onednn_takes(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-def _multiply(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+def _multiply(
+    x: torch.Tensor,
+    weight: PackedWeight,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
     """In fp32 the sum over k is one of chunks: oneDNN keeps one accumulator per result, and a
-    large term (a massive activation) in it would cost all later terms their last bits."""
+    large term (a massive activation) in it would cost all later terms their last bits. In other
+    dtypes the residual is added before the sum is rounded."""
     if len(weight.data) == 1:
-        return _product(x, weight.data[0], bias)
+        return _product(x, weight.data[0], bias, residual)
     parts = x.split(FP32_CHUNK, dim=1)
     out = _product(parts[0].contiguous(), weight.data[0], bias)
     for part, data in zip(parts[1:], weight.data[1:], strict=True):
         out += _product(part.contiguous(), data, None)
-    return out
+    return out if residual is None else out.add_(residual)
 
 
-def _product(x: torch.Tensor, data: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    if data.is_mkldnn:
-        return torch.ops.mkldnn._linear_pointwise(x, data, bias, "none", [], "")
-    return torch.nn.functional.linear(x, data, bias)
+def _product(
+    x: torch.Tensor,
+    data: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    if not data.is_mkldnn:
+        out = torch.nn.functional.linear(x, data, bias)
+        return out if residual is None else out.add_(residual)
+    if residual is None:
+        return _plain(x, data, bias, "none", [], "")
+    return _adding(x, residual, data, bias, "add")
 
 
-# (out_features, in_features, dtype, has bias, threads): all that the choice of a kernel can see.
-Shape = tuple[int, int, torch.dtype, bool, int]
+_plain = torch.ops.mkldnn._linear_pointwise.default
+_adding = torch.ops.mkldnn._linear_pointwise.binary
 
 
-def _shape_of(weight: PackedWeight, bias: torch.Tensor | None) -> Shape:
-    threads = torch.get_num_threads()
-    return (weight.out_features, weight.in_features, weight.dtype, bias is not None, threads)
+# (out_features, in_features, dtype, has bias, has residual, threads): all that the choice of a
+# kernel can see.
+Shape = tuple[int, int, torch.dtype, bool, bool, int]
+
+
+def _shape_of(
+    weight: PackedWeight, bias: torch.Tensor | None, residual: torch.Tensor | None
+) -> Shape:
+    adds, threads = (bias is not None, residual is not None), torch.get_num_threads()
+    return (weight.out_features, weight.in_features, weight.dtype, *adds, threads)
 
 
 @cache
@@ -101,9 +130,19 @@ def _agrees(shape: Shape, rows: int) -> bool:
     generator = torch.Generator().manual_seed(rows)
     values = torch.randn(rows, shape[1] // 2 + 1, generator=generator).to(shape[2])
     x = values[:, columns.abs() - 1] * columns.sign().to(shape[2])
-    tiles = torch.nn.functional.pad(x, (0, 0, 0, -rows % TILE)).split(TILE)
-    expected = torch.cat([_multiply(tile, weight, bias) for tile in tiles])[:rows]
-    return torch.equal(_multiply(x, weight, bias), expected)
+    added = None
+    if shape[4]:  # as small as the rounding of the products, so that its place in the sum shows
+        added = (2**-22 * torch.randn(rows, shape[0], generator=generator)).to(shape[2])
+    tiles = []
+    for start in range(0, rows, TILE):
+        tile, more = (None if t is None else _tile(t, start) for t in (x, added))
+        tiles.append(_multiply(tile, weight, bias, more))
+    return torch.equal(_multiply(x, weight, bias, added), torch.cat(tiles)[:rows])
+
+
+def _tile(lines: torch.Tensor, start: int) -> torch.Tensor:
+    part = lines[start : start + TILE]
+    return pad(part, (0, 0, 0, TILE - part.shape[0]))
 
 
 def _probe(shape: Shape) -> tuple[PackedWeight, torch.Tensor | None, torch.Tensor]:
@@ -113,7 +152,7 @@ def _probe(shape: Shape) -> tuple[PackedWeight, torch.Tensor | None, torch.Tenso
     is its value |columns[j]| - 1 with the sign of columns[j]. The weight repeats a few features and
     is not kept: it is as large as the layer's.
     """
-    n, k, dtype, has_bias, _ = shape
+    n, k, dtype, has_bias, *_ = shape
     generator = torch.Generator().manual_seed(0)
     pairs = torch.randperm(k, generator=generator)
     index = pairs // 2

@@ -35,7 +35,6 @@ def rope_and_write_kv(
     k_pool: torch.Tensor,
     v_pool: torch.Tensor,
     num_heads: int,
-    plan: object = None,  # noqa: ARG001 - of other faces
 ) -> torch.Tensor:
     """Rotate q and k, write k and v at their slots, return q [t, hq, d].
 

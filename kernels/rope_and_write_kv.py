@@ -78,7 +78,6 @@ def rope_and_write_kv(
     k_pool: torch.Tensor,
     v_pool: torch.Tensor,
     num_heads: int,
-    plan: None = None,  # noqa: ARG001 - this face needs none
 ) -> torch.Tensor:
     """See `kernels.reference.rope_and_write_kv`."""
     if isinstance(qkv, torch.Tensor):

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = {"nanoserve", "scheduler", "worker", "kernels", "deploy", "tests"}
-HEAVY = {"torch", "triton", "transformers", "safetensors"}
+HEAVY = {"llvmlite", "numba", "torch", "triton", "transformers", "safetensors"}
 
 # For each part, what it may import of ours besides itself, and what of others it must not.
 # A part's rule holds for the folder's files that no longer path has a rule for.

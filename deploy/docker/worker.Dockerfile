@@ -42,7 +42,8 @@ COPY --from=build /build/app /app
 COPY --from=build --chown=10001:10001 /build/volumes /
 # HOME: the user has no entry in /etc/passwd, and so no home. /cache: compiled kernels.
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
-    HOME=/tmp TRITON_CACHE_DIR=/cache/triton NANOSERVE_LISTEN=127.0.0.1:50052
+    HOME=/tmp TRITON_CACHE_DIR=/cache/triton NUMBA_CACHE_DIR=/cache/numba \
+    NANOSERVE_LISTEN=127.0.0.1:50052
 WORKDIR /app
 USER 10001:10001
 EXPOSE 50052 9102

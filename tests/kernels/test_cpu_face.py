@@ -7,10 +7,13 @@ from tests.kernels.cases import paged, randn
 
 OPS = kernels.ops("cpu", "cpu")
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+ALL = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"]
+)
 BORDERS = [1, 2, 15, 16, 17, 63, 64, 65, 255, 256, 257, 600]
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("tokens", [1, 5, 70])
 def test_norms_and_activation_equal_the_oracle(dtype: torch.dtype, tokens: int) -> None:
     checks.check_norms(OPS, dtype, "cpu", tokens, 576)
@@ -39,7 +42,7 @@ def test_fused_products_equal_the_oracle(dtype: torch.dtype, rows: int, bias: bo
     product_checks.check_fused_linear(OPS, dtype, "cpu", rows, 96, 160, bias)
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("slots", [[9], [31, 0, 8, 9, 15, 77]], ids=["one token", "scattered"])
 def test_rope_writes_its_slots_and_nothing_else(dtype: torch.dtype, slots: list[int]) -> None:
     checks.check_rope(OPS, dtype, "cpu", 9, 3, 64, 16, slots)
@@ -56,7 +59,7 @@ def test_attention_equals_the_oracle_in_every_shape(
     checks.check_attention(OPS, dtype, "cpu", contexts, queries, (6, 2), head_dim, block_size)
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("heads", [(9, 3), (4, 4), (8, 1)], ids=["grouped", "own", "shared"])
 def test_attention_equals_the_oracle_at_every_border(
     dtype: torch.dtype, heads: tuple[int, int]

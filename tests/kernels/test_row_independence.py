@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import kernels
-from kernels import cpu_attention, cpu_linear
+from kernels import cpu_linear
 from tests.kernels import checks
 from tests.kernels.cases import Paged, paged, randn
 
@@ -35,7 +35,7 @@ def test_a_row_count_that_disagrees_is_padded_or_cut(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cpu_linear, "_agrees", lambda _shape, rows: rows in allowed)
     pieces = cpu_linear._pieces.__wrapped__
     monkeypatch.setattr(cpu_linear, "_pieces", pieces)
-    shape = (1, 1, torch.float32, False, 1)
+    shape = (1, 1, torch.float32, False, False, 1)
     assert pieces(shape, 1) == (4,)
     assert pieces(shape, 5) == (32,)
     assert pieces(shape, 32) == (32,)
@@ -57,6 +57,20 @@ def test_a_row_of_a_product_with_bias_does_not_depend_on_the_row_count(
     whole = OPS.linear(x, weight, offset if bias else None)
     for count in range(1, 64):
         assert torch.equal(OPS.linear(x[:count], weight, offset), whole[:count]), count
+
+
+@BOTH
+def test_a_row_of_a_product_with_residual_does_not_depend_on_the_row_count(
+    dtype: torch.dtype,
+) -> None:
+    x, weight = randn(700, 1536, dtype=dtype), randn(576, 1536, dtype=dtype, seed=2)
+    packed = OPS.pack_weight(weight)
+    residual = randn(700, 576, dtype=dtype, seed=3)
+    whole = OPS.add_linear(x, packed, None, residual.clone())
+    for count in COUNTS:
+        for rows in (slice(0, count), slice(-count, None)):
+            part = OPS.add_linear(x[rows], packed, None, residual[rows].clone())
+            assert torch.equal(part, whole[rows]), count
 
 
 @BOTH
@@ -110,16 +124,3 @@ def test_a_decode_equals_the_same_position_in_a_prompt(
         alone = Paged(case.k_pool, case.v_pool, case.block_tables, case.rows, lens, [])
         here = slice(position, position + 1)
         assert torch.equal(checks.decode(OPS, q[here], alone), whole[here]), position
-
-
-def test_padded_lengths_waste_at_most_an_eighth_beyond_the_first_steps() -> None:
-    previous = 0
-    for length in range(1, 40_000):
-        padded = cpu_attention.padded_length(length)
-        assert padded >= max(length, previous)
-        assert padded - length < max(64, length / 8)
-        assert cpu_attention.padded_length(padded) == padded
-        previous = padded
-    assert [cpu_attention.padded_length(n) for n in (1, 64, 65, 512, 1024, 1025, 2049)] == [
-        64, 64, 128, 512, 1024, 1152, 2304,
-    ]  # fmt: skip

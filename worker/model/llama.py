@@ -65,7 +65,6 @@ class Llama:
         K/V is written, which is all that such a step is for."""
         ops, config, layers = self.ops, self.config, self.weights.layers
         attend = self._attention(inputs, pool)
-        rope_plan = ops.plan_rope(inputs.positions, self._cos_sin, inputs.slot_mapping)
         residual = ops.gather_rows(self.weights.embedding, inputs.token_ids)
         for layer, (k_pool, v_pool) in zip(layers, pool.layers, strict=True):
             qkv = ops.norm_qkv(
@@ -80,7 +79,6 @@ class Llama:
                 k_pool,
                 v_pool,
                 config.num_heads,
-                plan=rope_plan,
             )
             last = layer is layers[-1]
             if not last or inputs.sample_tokens.shape[0]:

@@ -1,0 +1,162 @@
+"""Kernels of the CPU face that numba compiles, and their launch on the threads of torch.
+
+A step of a small model is hundreds of operations of a few microseconds, which as calls of torch
+cost more than the work in them. A kernel is one compiled function over raw addresses: it takes an
+int64 array of ARGUMENTS and does the items that it `take`s, as every other thread does, until none
+is left. Threads are those of torch's own OpenMP runtime, since two pools on the same cores wait for
+each other.
+
+Compiled code is kept in a folder named after the sources, because numba looks at the one file that
+a kernel is in only, and for the machine's processor.
+"""
+
+# ruff: noqa: ARG001 - numba wants these parameters.
+
+import ctypes
+import hashlib
+import os
+import struct
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import cfunc, njit, types
+from numba.core import cgutils, codegen, config
+from numba.extending import intrinsic
+
+ARGUMENTS = 16
+# Below so many numbers read, to wake a thread takes longer than to do its share.
+_SHARED_WORK = 1 << 14
+_FIRST = 1  # item 0 of the array counts the items that are taken
+_SLOTS = _FIRST + ARGUMENTS
+
+_SIGNATURE = types.void(types.CPointer(types.int64))
+
+
+def _cache_folder() -> Path | None:
+    """Where compiled code is kept; None where nothing can be written."""
+    sources = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        sources.update(file.read_bytes())
+    base = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
+    try:
+        folder = Path(base) if base else Path.home() / ".cache"
+        folder = folder / "nanoserve" / f"kernels-{sources.hexdigest()[:16]}"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # no home
+        return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
+def _processor() -> str:
+    """The features of this processor, with vectors as wide as it has: compilers for those with
+    AVX-512 would take half of it, which suits code that uses them seldom."""
+    features = codegen.get_host_cpu_features()
+    return f"{features},-prefer-256-bit" if "+avx512f" in features else features
+
+
+def _bind_threads() -> bool:
+    """Lets compiled code start the threads of the OpenMP runtime that torch has loaded; False where
+    there is none, and then a kernel has one."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        start = ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        start = 0
+    llvmlite.binding.add_symbol("nanoserve_parallel", start or ctypes.addressof(_NOTHING))
+    return bool(start)
+
+
+_NOTHING = ctypes.c_int64()  # a name must lead somewhere; nobody goes there
+_HAS_THREADS = _bind_threads()
+_FOLDER = _cache_folder()
+if _FOLDER is not None:
+    config.CACHE_DIR = str(_FOLDER)
+if config.CPU_FEATURES is None:
+    config.CPU_FEATURES = _processor()
+
+_parallel = types.ExternalFunction(
+    "nanoserve_parallel", types.void(types.int64, types.int64, types.uint32, types.uint32)
+)
+
+# Without checks for a division by zero, which keep loops from being vectorized.
+inner = njit(error_model="numpy")
+# The same, whose products and sums become fused; whether they do depends on the code alone.
+fused = njit(error_model="numpy", fastmath={"contract"})
+kernel = cfunc(_SIGNATURE, error_model="numpy", cache=_FOLDER is not None)
+
+
+@intrinsic
+def take(typing_context: Any, arguments: Any) -> Any:
+    """The number of the next item that no thread has taken, of a kernel's arguments."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        one = ir.Constant(ir.IntType(64), 1)
+        return builder.atomic_rmw("add", args[0], one, "monotonic")
+
+    return types.int64(types.CPointer(types.int64)), generate
+
+
+@intrinsic
+def pointer(typing_context: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+@intrinsic
+def _call(typing_context: Any, function: Any, argument: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), [args[1]])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+# Without the interpreter's lock: attention over a long context takes a while.
+@njit(
+    types.int64(types.int64, types.int64, types.UniTuple(types.int64, ARGUMENTS)),
+    nogil=True,
+    cache=_FOLDER is not None,
+)
+def _launch(function: int, threads: int, values: tuple[int, ...]) -> int:
+    arguments = np.empty(_SLOTS, np.int64)
+    arguments[0] = 0
+    for i in range(ARGUMENTS):
+        arguments[_FIRST + i] = values[i]
+    if threads == 1:
+        _call(function, arguments.ctypes.data)
+    else:
+        _parallel(function, arguments.ctypes.data, np.uint32(threads), np.uint32(0))
+    return arguments[0]
+
+
+def launch(entry: Any, items: int, work: int, *arguments: int) -> None:
+    """Runs the kernel `entry` on `arguments`, which it finds from its arguments[1] on, after the
+    number of items. `work`, in numbers that are read, decides whether all threads share it."""
+    threads = torch.get_num_threads() if _HAS_THREADS and work >= _SHARED_WORK else 1
+    values = (items, *arguments)
+    _launch(entry.address, threads, values + (0,) * (ARGUMENTS - len(values)))
+
+
+def address(tensor: torch.Tensor, dtype: torch.dtype) -> int:
+    """Where its numbers lie. Raises TypeError unless they lie one after the other and are of this
+    dtype: a kernel would read them as what they are not."""
+    if tensor.dtype != dtype or not tensor.is_contiguous():
+        raise TypeError(
+            f"a tensor of {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()} "
+            f"must be of {dtype} and contiguous"
+        )
+    return tensor.data_ptr()
+
+
+@cache
+def float_bits(value: float) -> int:
+    """An argument that a kernel turns back with `to_float`."""
+    return struct.unpack("<I", struct.pack("<f", value))[0]
