@@ -34,6 +34,23 @@ def test_a_question_is_answered_and_ends_at_the_models_end_token(address: str) -
     assert answer.token_ids[-1] == IM_END
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("start", range(3))
+def test_the_first_question_to_a_gpu_is_answered_as_the_next_ones_are(start: int) -> None:
+    """With all that is usual there: a pool of the whole card, and captured graphs."""
+    with (
+        running(model=fetch(), worker=("--device", "cuda")) as servers,
+        Client(servers.address) as client,
+    ):
+        streams = [
+            client.generate(messages=QUESTION, temperature=0, max_tokens=limit)
+            for limit in (None, 20, None, 40)
+        ]
+        texts = {stream.collect().text for stream in streams}
+        texts.add(client.generate(messages=QUESTION, temperature=0).collect().text)
+    assert texts == {"The capital of France is Paris."}
+
+
 def test_raw_text_goes_on_with_its_leading_space(address: str) -> None:
     with Client(address) as client:
         chunks = list(client.generate("The capital of France is", max_tokens=3, temperature=0))
