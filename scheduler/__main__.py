@@ -30,7 +30,8 @@ def parser() -> EnvironmentParser:
     )
     _add_model_flags(result.add_argument_group("model"))
     _add_server_flags(result.add_argument_group("towards clients"))
-    _add_engine_flags(result.add_argument_group("towards the worker"))
+    _add_worker_flags(result.add_argument_group("towards the worker"))
+    _add_step_flags(result.add_argument_group("steps"))
     _add_queue_flags(result.add_argument_group("who may wait"))
     _add_policy_flags(result.add_argument_group("who runs when"))
     _add_watching_flags(result.add_argument_group("metrics and logs"))
@@ -147,7 +148,7 @@ def _front_end(text: str) -> tuple[int, int]:
     return int(descriptor), int(number)
 
 
-def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
+def _add_worker_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--worker",
         metavar="ADDRESS",
@@ -160,6 +161,31 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
         ("key", "its key, PEM, without a passphrase"),
     ):
         group.add_argument(f"--worker-tls-{flag}", metavar="FILE", help=text)
+    group.add_argument(
+        "--step-timeout",
+        metavar="SECONDS",
+        type=float,
+        help="longest wait for a step's answer; then the worker's pool is given up and every "
+        "running request recomputed; None: 450 with a worker on a CPU, else 90",
+    )
+    group.add_argument(
+        "--recovery-timeout",
+        metavar="SECONDS",
+        type=float,
+        default=300.0,
+        help="how long requests wait for a worker that is away before they end with UNAVAILABLE",
+    )
+    group.add_argument(
+        "--stuck-timeout",
+        metavar="SECONDS",
+        type=float,
+        default=60.0,
+        help="how long the engine's loop may stand before the process ends with status 1, for its "
+        "supervisor to start it again; 0: for ever",
+    )
+
+
+def _add_step_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--pipeline-depth",
         metavar="STEPS",
@@ -182,28 +208,6 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
         metavar="TOKENS",
         type=int,
         help="most tokens of one step; None: 512 with a worker on a CPU, else the worker's limit",
-    )
-    group.add_argument(
-        "--step-timeout",
-        metavar="SECONDS",
-        type=float,
-        help="longest wait for a step's answer; then the worker's pool is given up and every "
-        "running request recomputed; None: 450 with a worker on a CPU, else 90",
-    )
-    group.add_argument(
-        "--recovery-timeout",
-        metavar="SECONDS",
-        type=float,
-        default=300.0,
-        help="how long requests wait for a worker that is away before they end with UNAVAILABLE",
-    )
-    group.add_argument(
-        "--stuck-timeout",
-        metavar="SECONDS",
-        type=float,
-        default=60.0,
-        help="how long the engine's loop may stand before the process ends with status 1, for its "
-        "supervisor to start it again; 0: for ever",
     )
     group.add_argument(
         "--no-prefix-cache",
