@@ -35,11 +35,11 @@ def test_a_question_is_answered_and_ends_at_the_models_end_token(address: str) -
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("start", range(3))
-def test_the_first_question_to_a_gpu_is_answered_as_the_next_ones_are(start: int) -> None:
-    """With all that is usual there: a pool of the whole card, and captured graphs."""
+def test_the_first_question_to_a_gpu_is_answered_as_the_next_ones_are() -> None:
+    """With a pool of the whole card and captured graphs. In fp32: the first token is "The" rather
+    than "L" by a tenth in logits, less than bf16 tells apart there."""
     with (
-        running(model=fetch(), worker=("--device", "cuda")) as servers,
+        running(model=fetch(), worker=("--device", "cuda", "--dtype", "float32")) as servers,
         Client(servers.address) as client,
     ):
         streams = [
