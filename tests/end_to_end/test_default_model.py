@@ -16,7 +16,7 @@ STORY = "Once upon a time, in a small village by the sea, there lived"
 LETTER = "Dear Sir or Madam, I am writing to you because"
 IM_END = 2
 # 13 usable blocks of 4: each of the two texts fits alone, and not both.
-WORKER = ("--num-blocks", "17", "--block-size", "4")
+WORKER = ("--num-blocks", "17", "--block-size", "4", "--dtype", "float32")
 
 
 @pytest.fixture(scope="module")
