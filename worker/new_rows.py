@@ -13,9 +13,9 @@ from worker.geometry import Geometry
 from worker.refusal import StepRefused
 from worker.step import read_column
 
-# Of a temperature other than 0, and of a repetition penalty. As float32, so that a limit that was
-# sent over the wire is inside.
-LEAST, MOST = np.float32(0.01), np.float32(100)
+# Of a temperature other than 0, and of a repetition penalty. Rounded to float32, as a limit that
+# was sent over the wire is.
+LEAST, MOST = float(np.float32(0.01)), 100.0
 MAX_LOWERING = 2  # by a frequency or presence penalty, or raising
 MAX_TOP_LOGPROBS = 20
 
@@ -64,6 +64,8 @@ class NewRows:
         self.block_ids.append(row.block_ids)
 
     def flat(self, columns: list[np.ndarray]) -> np.ndarray:
+        if len(columns) == 1:
+            return columns[0]
         return np.concatenate(columns) if columns else _NONE
 
     def flat_rows(self, columns: list[np.ndarray]) -> np.ndarray:
@@ -92,7 +94,8 @@ def check_new_row(message: worker_pb2.NewRow, geometry: Geometry) -> NewRow:
         refuse(
             f"token_ids has {count} values, must have 1 to max_model_len {geometry.max_model_len}"
         )
-    if (bad := (tokens < 0) | (tokens >= geometry.vocab_size)).any():
+    # A negative id is a large one without its sign.
+    if (bad := tokens.view(np.uint32) >= geometry.vocab_size).any():
         i = int(bad.argmax())
         refuse(f"token_ids[{i}] is {tokens[i]}, must be 0 <= id < {geometry.vocab_size}")
     if not 1 <= message.prompt_len <= count:
@@ -122,15 +125,16 @@ def _penalties(sampling: worker_pb2.SamplingParams) -> tuple[float, float, float
 
 def _check_sampling(sampling: worker_pb2.SamplingParams, refuse: Refuse) -> None:
     """Written so that a NaN fails each."""
-    temperature = np.float32(sampling.temperature)
+    temperature = sampling.temperature
     if not (temperature == 0 or LEAST <= temperature <= MOST):
-        refuse(f"temperature is {temperature}, must be 0 or 0.01 <= temperature <= 100")
-    repetition, *others = map(np.float32, _penalties(sampling))
+        refuse(f"temperature is {np.float32(temperature)}, must be 0 or 0.01 <= temperature <= 100")
+    repetition, *others = _penalties(sampling)
     if not LEAST <= repetition <= MOST:
-        refuse(f"repetition_penalty is {repetition}, must be 0.01 <= repetition_penalty <= 100")
+        told = np.float32(repetition)
+        refuse(f"repetition_penalty is {told}, must be 0.01 <= repetition_penalty <= 100")
     for name, value in zip(("frequency_penalty", "presence_penalty"), others, strict=True):
         if not -MAX_LOWERING <= value <= MAX_LOWERING:
-            refuse(f"{name} is {value}, must be -2 <= {name} <= 2")
+            refuse(f"{name} is {np.float32(value)}, must be -2 <= {name} <= 2")
 
 
 def _top_logprobs(message: worker_pb2.NewRow, geometry: Geometry, refuse: Refuse) -> int:
@@ -148,6 +152,8 @@ def _top_logprobs(message: worker_pb2.NewRow, geometry: Geometry, refuse: Refuse
 def _check_blocks(
     message: worker_pb2.NewRow, blocks: np.ndarray, geometry: Geometry, refuse: Refuse
 ) -> None:
+    if not len(blocks) and not message.tokens_in_pool:  # nothing is shared, which is usual
+        return
     most = geometry.max_blocks_per_row
     if len(blocks) > most:
         refuse(f"block_ids has {len(blocks)} values, must have at most {most}")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 _NONE = np.zeros(0, np.int32)
+_UNSIGNED = {4: np.uint32, 8: np.uint64}
 
 
 class StepChecks:
@@ -73,25 +74,26 @@ class StepChecks:
                 "the counts before it",
                 row=rows[i],
             )
-        total = int(starts[-1] + counts[-1]) if len(rows) else 0
+        total = int(starts[-1]) + int(counts[-1]) if len(rows) else 0
         if len(blocks) != total:
             self._refuse(
                 f"table_blocks has {len(blocks)} values, must have {total}, the sum of table_counts"
             )
         num_blocks, most = self._geometry.num_blocks, self._geometry.max_blocks_per_row
-        if (i := _first((blocks < 1) | (blocks >= num_blocks))) is not None:
+        if (i := _outside(blocks, 1, num_blocks)) is not None:
             owner = rows[np.searchsorted(starts, i, side="right") - 1]
             self._refuse(
                 f"table_blocks[{i}] is {blocks[i]}, must be 1 <= block < {num_blocks}", row=owner
             )
         before = states.num_blocks[rows]
-        if (i := _first(before + counts > most)) is not None:
+        after = before + counts
+        if (i := _first(after > most)) is not None:
             self._refuse(
                 f"table_counts[{i}] is {counts[i]}, but the row has {before[i]} blocks of at most "
                 f"{most}",
                 row=rows[i],
             )
-        states.num_blocks[rows] = before + counts
+        states.num_blocks[rows] = after
         self._append_indices = np.arange(total, dtype=np.int32) + np.repeat(
             (before - starts).astype(np.int32), counts
         )
@@ -101,10 +103,12 @@ class StepChecks:
         rows, lens, contexts = columns.rows, columns.query_lens, columns.context_lens
         self._live_and_unique("rows", rows, sequences=True)
         self._lengths()
-        lens, contexts = lens.astype(np.int64), contexts.astype(np.int64)
         in_pool, known = states.tokens_in_pool[rows], states.known_tokens[rows]
-        rewrites = (contexts == in_pool) & (lens == 1)
-        if (i := _first((contexts - lens != in_pool) & ~rewrites)) is not None:
+        elsewhere = contexts - lens != in_pool
+        rewrites = elsewhere
+        if np.count_nonzero(elsewhere):
+            rewrites = (contexts == in_pool) & (lens == 1)
+        if (i := _first(elsewhere & ~rewrites)) is not None:
             self._refuse_sequence(
                 i,
                 f"context_lens[{i}] is {contexts[i]} with query_lens {lens[i]}, but the row has "
@@ -125,7 +129,7 @@ class StepChecks:
                 f"samples[{i}] is 1 with context_lens {contexts[i]}, but {known[i]} tokens of the "
                 "row are known: sampling would overwrite one",
             )
-        last = contexts + columns.decode_steps - 1
+        last = contexts + (columns.decode_steps - 1)
         room = states.num_blocks[rows] * self._geometry.block_size
         if (i := _first(last > room)) is not None:
             self._refuse_sequence(
@@ -148,7 +152,7 @@ class StepChecks:
                 "repetition"
             )
         low = geometry.block_size
-        if (i := _first((slots < low) | (slots >= num_slots))) is not None:
+        if (i := _outside(slots, low, num_slots)) is not None:
             self._refuse_token(
                 i,
                 f"slot_mapping[{i}] is {slots[i]}, must be {low} <= slot < {num_slots} (block 0 "
@@ -164,7 +168,7 @@ class StepChecks:
         block_rows, block_indices, block_ids = _NONE, self._append_indices, columns.table_blocks
         if len(block_ids):
             block_rows = np.repeat(columns.table_rows, columns.table_counts)
-        if new.rows:
+        if any(map(len, new.block_ids)):
             block_rows = np.concatenate([new.flat_rows(new.block_ids), block_rows])
             block_indices = np.concatenate([new.flat_indices(new.block_ids), block_indices])
             block_ids = np.concatenate([new.flat(new.block_ids), block_ids])
@@ -208,7 +212,7 @@ class StepChecks:
                 f"max_step_tokens {geometry.max_step_tokens}"
             )
         most = geometry.max_model_len - (k - 1)
-        if (i := _first((contexts < 1) | (contexts > most))) is not None:
+        if (i := _outside(contexts, 1, most + 1)) is not None:
             self._refuse_sequence(
                 i,
                 f"context_lens[{i}] is {contexts[i]}, must be 1 <= context_len <= {most} "
@@ -249,7 +253,7 @@ class StepChecks:
         def refuse(i: int, text: str) -> NoReturn:
             self._refuse(f"{name}[{i}] is {rows[i]}, {text}", i if sequences else None, rows[i])
 
-        if (i := _first((rows < 0) | (rows >= max_rows))) is not None:
+        if (i := _outside(rows, 0, max_rows)) is not None:
             refuse(i, f"must be 0 <= row < {max_rows}")
         if (i := _first(~self.states.live[rows])) is not None:
             refuse(i, "which is not live")
@@ -280,6 +284,13 @@ class StepChecks:
             row=None if row is None else int(row),
             request_id=request_id,
         )
+
+
+def _outside(values: np.ndarray, least: int, end: int) -> int | None:
+    """The first index whose value, int32 or int64, is not least <= value < end."""
+    # Those below `least` wrap around to the largest.
+    above = values.view(_UNSIGNED[values.itemsize]) - least
+    return _first(above >= end - least)
 
 
 def _first(bad: np.ndarray) -> int | None:

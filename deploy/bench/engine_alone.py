@@ -82,7 +82,7 @@ def submission(handle: int, ids: Sequence[int], max_tokens: int) -> Submission:
     return Submission(
         handle=handle,
         request_id=str(handle),
-        prompt_ids=tuple(ids),
+        prompt_ids=np.array(ids, np.int32),
         max_tokens=max_tokens,
         temperature=0.0,
         seed=1,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 # A longer run of byte tokens is let out character by character. Its end decides
@@ -70,7 +70,7 @@ class PieceDetokenizer:
         piece_of: Callable[[int], str | int | None],
         strip_character: str = " ",
         strip: int = 0,
-        prompt_ids: Sequence[int] = (),
+        prompt_ids: Iterable[int] = (),
     ) -> None:
         self._piece_of = piece_of
         self._strip_character = strip_character
@@ -91,11 +91,11 @@ class PieceDetokenizer:
     def finish(self) -> str:
         return self._stripped(self._end_run())
 
-    def _skip_prompt(self, prompt_ids: Sequence[int]) -> None:
+    def _skip_prompt(self, prompt_ids: Iterable[int]) -> None:
         for token_id in prompt_ids:
             if not self._strip:
                 break
-            self.push(token_id)
+            self.push(int(token_id))  # it may be of an array
         self.finish()
 
     def _extend_run(self, byte: int) -> str:

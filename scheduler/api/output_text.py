@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from scheduler.api.detokenizer import Detokenizer, NoText
 from scheduler.api.stop_rules import StopStrings
@@ -21,7 +21,7 @@ class OutputText:
     def __init__(
         self,
         tokenizer: Tokenizer | None,
-        prompt_ids: Sequence[int],
+        prompt_ids: Iterable[int],
         stop: Sequence[str],
         include_special: bool,
     ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 def detokenizer_maker(
     tokenizer: Tokenizer, hidden: frozenset[int]
-) -> Callable[[Sequence[int]], Detokenizer]:
+) -> Callable[[Iterable[int]], Detokenizer]:
     """A function from prompt ids to a fresh detokenizer of an output after them.
 
     Tokens in `hidden`, and ids without a token, have no text.

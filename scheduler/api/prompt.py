@@ -6,6 +6,8 @@ import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+
 from nanoserve.v1 import inference_pb2
 from scheduler.api.chat_template import ChatTemplateError
 from scheduler.api.errors import CallError, invalid
@@ -25,8 +27,8 @@ class PromptEncoder:
 
     async def encode(
         self, request: inference_pb2.GenerateRequest, max_tokens: int | None, limits: Limits
-    ) -> tuple[int, ...]:
-        """The prompt's ids, checked against `limits`. Raises CallError."""
+    ) -> np.ndarray:
+        """The prompt's ids, int32 [n], checked against `limits`. Raises CallError."""
         field = request.WhichOneof("prompt")
         if field is None:
             raise invalid("prompt", "missing; give one of text, token_ids and chat")
@@ -46,7 +48,7 @@ class PromptEncoder:
     @staticmethod
     def _check_ids(
         request: inference_pb2.GenerateRequest, max_tokens: int | None, limits: Limits
-    ) -> tuple[int, ...]:
+    ) -> np.ndarray:
         return check_prompt("token_ids.ids", request.token_ids.ids, max_tokens, limits)
 
     @staticmethod
@@ -55,7 +57,7 @@ class PromptEncoder:
         request: inference_pb2.GenerateRequest,
         max_tokens: int | None,
         limits: Limits,
-    ) -> tuple[int, ...]:
+    ) -> np.ndarray:
         text = request.text
         check_text_size("text", len(text.encode()), tokenizer.longest_token, limits)
         return check_prompt("text", tokenizer.encode_text(text), max_tokens, limits)
@@ -66,7 +68,7 @@ class PromptEncoder:
         request: inference_pb2.GenerateRequest,
         max_tokens: int | None,
         limits: Limits,
-    ) -> tuple[int, ...]:
+    ) -> np.ndarray:
         check_chat(request.chat)
         # A role is never empty, so that each message counts even without content.
         size = sum(

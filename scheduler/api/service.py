@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 
 import grpc
+import numpy as np
 
 from nanoserve.v1 import inference_pb2, inference_pb2_grpc
 from scheduler.api.call_record import Call
@@ -250,8 +251,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
 
     async def _encode(
         self, request: inference_pb2.GenerateRequest, max_tokens: int | None, limits: Limits
-    ) -> tuple[int, ...]:
-        """The prompt's ids. Raises CallError, and spends no time on encoding what the
+    ) -> np.ndarray:
+        """The prompt's ids, int32 [n]. Raises CallError, and spends no time on encoding what the
         engine is sure to refuse for its full queue."""
         status = self._engine.status()
         ahead = status.running + status.waiting + self._num_encoding

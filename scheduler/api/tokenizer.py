@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from tokenizers import Tokenizer as HuggingFaceTokenizer
@@ -71,7 +71,7 @@ class Tokenizer:
         revealed = self._special_text.reveal(rendered)
         return _encode(self._private_tokenizer, revealed, add_special_tokens=False)
 
-    def detokenizer(self, prompt_ids: Sequence[int], include_special: bool) -> Detokenizer:
+    def detokenizer(self, prompt_ids: Iterable[int], include_special: bool) -> Detokenizer:
         """For one output that follows a prompt."""
         return (self._make_shown if include_special else self._make_hidden)(prompt_ids)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import secrets
 
-import numpy as np
-
 from scheduler.core.config import EngineConfig
 from scheduler.core.front_end import Failure, FailureKind, Limits, Submission
 from scheduler.core.ledger import Ledger
@@ -83,5 +81,5 @@ def request_for(submission: Submission, order: int, limits: Limits) -> Request:
         order=order,
         limit=limits.max_request_tokens if wanted is None else prompt_len + wanted,
         seed=secrets.randbits(63) if submission.seed is None else submission.seed,
-        tokens=np.array(submission.prompt_ids, np.int32),
+        tokens=submission.prompt_ids,
     )

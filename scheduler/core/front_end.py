@@ -52,7 +52,7 @@ class Submission:
 
     handle: int
     request_id: str
-    prompt_ids: tuple[int, ...]
+    prompt_ids: np.ndarray  # int32 [n]
     max_tokens: int | None
     temperature: float
     seed: int | None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -110,23 +110,9 @@ def _unpacker(kind: Any) -> Callable[[bytes | memoryview], Any]:
     return msgpack.Decoder(kind, dec_hook=_pair_to_array).decode
 
 
-_unpack_submission = _unpacker(Submission)
 _unpack_abort = _unpacker(_WireAbort)
 _unpack_rest = _unpacker(_WireRest)
 _NO_REST = _pack(([], [], [], None))
-
-
-def _pack_submission(submission: Submission) -> bytes:
-    ids = np.array(submission.prompt_ids, np.int32).tobytes()
-    return _COUNT.pack(len(ids)) + ids + _pack(replace(submission, prompt_ids=()))
-
-
-def _read_submission(body: bytes) -> Submission:
-    (length,) = _COUNT.unpack_from(body)
-    end = _COUNT.size + length
-    ids = np.frombuffer(body[_COUNT.size : end], np.int32)
-    submission: Submission = _unpack_submission(memoryview(body)[end:])
-    return replace(submission, prompt_ids=tuple(ids.tolist()))
 
 
 def _pack_abort(abort: Abort) -> bytes:
@@ -172,7 +158,7 @@ _PACKERS: dict[type, tuple[Kind, Callable[[Any], bytes]]] = {
     Started: (Kind.STARTED, _pack),
     Alive: (Kind.ALIVE, _pack),
     Drain: (Kind.DRAIN, _pack),
-    Submission: (Kind.SUBMISSION, _pack_submission),
+    Submission: (Kind.SUBMISSION, _pack),
     Abort: (Kind.ABORT, _pack_abort),
     SnapshotRequest: (Kind.SNAPSHOT_REQUEST, _pack),
     CallTotals: (Kind.TOTALS, _pack),
@@ -183,7 +169,7 @@ _READERS: dict[int, Callable[[bytes], Message]] = {
     Kind.STARTED: _unpacker(Started),
     Kind.ALIVE: _unpacker(Alive),
     Kind.DRAIN: _unpacker(Drain),
-    Kind.SUBMISSION: _read_submission,
+    Kind.SUBMISSION: _unpacker(Submission),
     Kind.ABORT: _read_abort,
     Kind.SNAPSHOT_REQUEST: _unpacker(SnapshotRequest),
     Kind.TOTALS: _unpacker(CallTotals),

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import grpc
+import numpy as np
 import pytest
 
 from nanoserve.v1 import inference_pb2
@@ -327,7 +328,9 @@ async def test_totals_equal_what_the_clients_of_a_mixed_run_saw(recorded):
 def late_call(records: CallRecords, handle: int) -> Call:
     """One that the front end ended while the engine has it."""
     call = records.open(GenerateRequest(request_id=str(handle)), ())
-    submission = Submission(handle, str(handle), (1,), None, 1.0, None, frozenset(), call.arrival)
+    submission = Submission(
+        handle, str(handle), np.array([1], np.int32), None, 1.0, None, frozenset(), call.arrival
+    )
     records.submitted(call, OutputStream(submission, OutputText(None, (1,), (), False)))
     records.close(call, CallError(FailureKind.CANCELLED, "gone"))
     return call

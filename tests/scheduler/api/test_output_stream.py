@@ -34,7 +34,7 @@ def stream_of(
     submission = Submission(
         handle=1,
         request_id="r",
-        prompt_ids=(5, 6, 7),
+        prompt_ids=np.array([5, 6, 7], np.int32),
         max_tokens=None,
         temperature=0.0,
         seed=None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import astuple, replace
 
+import numpy as np
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
@@ -161,7 +162,8 @@ def test_prompt_ids_outside_the_vocabulary_are_refused_and_named(bad):
         f"token_ids.ids: token {bad} at index 1 is outside the model's vocabulary; an id must "
         "be from 0 to 49151"
     )
-    assert check_prompt("token_ids.ids", [0, 49151], 4, LIMITS) == (0, 49151)
+    good = check_prompt("token_ids.ids", TokenIds(ids=[0, 49151]).ids, 4, LIMITS)
+    assert (good.dtype, good.tolist()) == (np.int32, [0, 49151])
 
 
 def test_a_prompt_that_needs_all_usable_blocks_fits_and_one_more_token_does_not():
@@ -253,7 +255,7 @@ async def test_text_of_as_many_of_the_longest_token_as_fit_is_encoded(smollm2, s
 async def test_a_server_without_a_tokenizer_takes_ids_only():
     encoder = PromptEncoder(None)
     ids = GenerateRequest(token_ids=TokenIds(ids=[3, 4]))
-    assert await encoder.encode(ids, None, LIMITS) == (3, 4)
+    assert (await encoder.encode(ids, None, LIMITS)).tolist() == [3, 4]
     with pytest.raises(CallError, match="text: the server has no tokenizer; send token_ids"):
         await encoder.encode(GenerateRequest(text="x"), None, LIMITS)
     encoder.close()

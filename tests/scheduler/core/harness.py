@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import numpy as np
+
 from scheduler.core.config import EngineConfig
 from scheduler.core.engine import Engine
 from scheduler.core.front_end import (
@@ -113,7 +115,7 @@ class Harness:
             Submission(
                 handle=self.handles,
                 request_id=name or f"r{self.handles}",
-                prompt_ids=tuple(prompt),
+                prompt_ids=np.array(prompt, np.int32),
                 max_tokens=max_tokens,
                 temperature=0.0,
                 seed=seed,

@@ -85,7 +85,7 @@ def submission(rng: random.Random, length: int) -> Submission:
     return Submission(
         handle=rng.randrange(2**40),
         request_id="r\N{SNOWMAN}" * rng.randrange(20),
-        prompt_ids=tuple(rng.randrange(2**31) for _ in range(length)),
+        prompt_ids=np.array([rng.randrange(2**31) for _ in range(length)], np.int32),
         max_tokens=rng.choice([None, 5]),
         temperature=rng.random(),
         seed=rng.choice([None, 0, LONG]),

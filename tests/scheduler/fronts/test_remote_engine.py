@@ -78,7 +78,7 @@ async def test_what_a_front_end_asks_for_arrives_in_order(pair: Pair) -> None:
     pair.engine.ask_snapshot(asked[2])
     pair.engine.drain(0.0)  # is for the parent to say
     await until(lambda: len(pair.heard) == 4)
-    assert pair.heard == [Started(), *asked]
+    assert plain(pair.heard) == plain([Started(), *asked])
 
 
 async def test_events_and_statuses_come_and_only_changes_of_readiness_are_told(
