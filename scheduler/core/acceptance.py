@@ -45,6 +45,8 @@ def accept(
 def _publish(ledger: Ledger, step: StepInFlight, sub_step: int) -> None:
     """What the repetition wrote is in the pool: of rows that still are whose they were, save those
     that run for nobody. Before any of them ends and gives its blocks back."""
+    if not ledger.sharing.enabled:
+        return
     rows, at = ledger.rows, step.all_rows
     good = (rows.generation[at] == step.all_generations) & ~rows.held[at]
     ledger.sharing.answered(at[good], step.context_lens[good] + sub_step)

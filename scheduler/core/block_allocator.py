@@ -104,7 +104,8 @@ class BlockAllocator:
         freed = list(dict.fromkeys(blocks[unheld & ~kept].tolist()))  # each once
         self._free[self._num_free : self._num_free + len(freed)] = freed
         self._num_free += len(freed)
-        self._cached.update(dict.fromkeys(blocks[unheld & kept][::-1].tolist()))
+        if kept.any():
+            self._cached.update(dict.fromkeys(blocks[unheld & kept][::-1].tolist()))
 
     def keep(self, block: int) -> None:
         """Marks a held block: it will be cached when nobody holds it any more. Raises

@@ -69,9 +69,10 @@ class ContinuousBatching:
         rows, tables = ledger.rows, ledger.tables
         if not ledger.waiting or not rows.num_free:
             return []
-        running = np.flatnonzero(rows.runnable)
-        owed = tables.missing(running, rows.known[running]).sum()
-        spare = ledger.allocator.num_free - int(owed) - rows.num_live
+        spare = ledger.allocator.num_free - rows.num_live
+        if rows.num_live:
+            running = np.flatnonzero(rows.runnable)
+            spare -= int(tables.missing(running, rows.known[running]).sum())
         admissible: list[Request] = []
         for request in ledger.waiting:
             if request.unanswered or len(admissible) == rows.num_free:

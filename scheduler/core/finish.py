@@ -27,6 +27,8 @@ def finish(ledger: Ledger, request: Request, verdict: Verdict, outbox: Outbox, n
 
 def end_batch(ledger: Ledger, outbox: Outbox, now: float) -> None:
     """Releases what is held, once nothing else runs."""
+    if ledger.hold is Hold.NOTHING:
+        return
     held = ledger.rows.held
     if held.any() and not (ledger.rows.live & ~held).any():
         release_held(ledger, outbox, now)

@@ -40,8 +40,8 @@ class Outbox:
         if not self._handles and not self._ends and not self._snapshots:
             return None
         batch = EventBatch(
-            np.concatenate([np.empty(0, np.int64), *self._handles]),
-            np.concatenate([np.empty(0, np.int32), *self._token_ids]),
+            _one_column(self._handles, np.int64),
+            _one_column(self._token_ids, np.int32),
             self._ends,
             self._snapshots,
             joined(self._logprobs),
@@ -49,3 +49,7 @@ class Outbox:
         self._handles, self._token_ids, self._ends, self._snapshots = [], [], [], []
         self._num_tokens, self._logprobs = 0, []
         return batch
+
+
+def _one_column(parts: list[np.ndarray], dtype: type) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dtype), *parts])
