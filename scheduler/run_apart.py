@@ -19,6 +19,7 @@ from scheduler.start_error import StartError, start_errors
 
 if TYPE_CHECKING:
     from scheduler.core.worker_link import WorkerLink
+    from scheduler.fronts.hub import Hub
 
 MOST_FRONT_ENDS = 64
 
@@ -27,10 +28,11 @@ def run_apart(
     flags: argparse.Namespace,
     arguments: Sequence[str],
     make_link: Callable[[argparse.Namespace, str | None], WorkerLink] | None = None,
+    hub: Hub | None = None,
 ) -> None:
     """Serves until a signal, with the engine here and `flags.frontends` front ends.
-    `arguments` are those that the flags were parsed from; `make_link` as for scheduler/run.py.
-    Raises StartError."""
+    `arguments` are those that the flags were parsed from; `make_link` as for scheduler/run.py;
+    `hub` None makes one. Raises StartError."""
     with start_errors():
         address, port = _own_address(flags)
     numbers = itertools.count(1)
@@ -40,7 +42,7 @@ def run_apart(
 
     first = [start_another() for _ in range(flags.frontends)]
     try:
-        _serve(flags, first, start_another, make_link)
+        _serve(flags, first, start_another, make_link, hub)
     finally:
         for process in first:
             process.kill()
@@ -70,9 +72,11 @@ def _serve(
     first: Sequence[FrontEndProcess],
     start_another: Callable[[], FrontEndProcess],
     make_link: Callable[[argparse.Namespace, str | None], WorkerLink] | None,
+    hub: Hub | None,
 ) -> None:
     # Here, so that the front ends load at the same time as we do.
     from scheduler.engine_parts import engine_maker
+    from scheduler.fronts.hub import Hub
     from scheduler.fronts.parent import serve_apart
     from scheduler.fronts.supervisor import FrontEndError
 
@@ -80,7 +84,10 @@ def _serve(
         make_engine = engine_maker(flags, _model_folder(flags), make_link)
         gc.freeze()
         try:
-            asyncio.run(serve_apart(make_engine, first, start_another, flags.drain_timeout))
+            serving = serve_apart(
+                make_engine, first, start_another, flags.drain_timeout, hub or Hub()
+            )
+            asyncio.run(serving)
         except FrontEndError as error:
             raise StartError(str(error)) from error
 

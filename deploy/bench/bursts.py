@@ -29,6 +29,7 @@ class BurstTimes:
     time.monotonic()."""
 
     due: float
+    sent: tuple[float, ...]  # each request, by the load tool
     first_tokens: tuple[float, ...]  # of each stream
     end: float
     tokens: int  # of all streams
@@ -105,6 +106,7 @@ class Bursts:
         measured = [measure(timeline) for timeline in timelines]
         return BurstTimes(
             self._origin + timelines[0].planned,
+            tuple(t.sent - t.planned for t in timelines if t.sent is not None),
             tuple(m.first_token for m in measured if m.first_token is not None),
             max(timeline.ended - timeline.planned for timeline in timelines),
             sum(m.tokens for m in measured),

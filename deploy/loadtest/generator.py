@@ -14,15 +14,16 @@ from typing import Any
 
 from deploy.loadtest.calls import OVER, Calls
 from deploy.loadtest.conversation import Conversation, token_count
-from deploy.loadtest.orders import Counts, Order, Scheduled, Setup, Start
+from deploy.loadtest.orders import Counts, Looped, Order, Scheduled, Setup, Start
 from deploy.loadtest.record import Record
 from deploy.loadtest.stock import Opening, Stock
 from deploy.loadtest.target import Target
 from deploy.loadtest.timeline import NOT_DUE, Timeline
 from deploy.loadtest.workload import Request, Workload
 
-# Requests encoded before an order starts; later ones meanwhile.
-_PREPARED = 20_000
+# Requests encoded before an order starts; later ones meanwhile. Of users at least so many, that a
+# few who are answered at once never wait for the next.
+_PREPARED, _PREPARED_OF_USERS = 20_000, 16
 _SENT_TOGETHER = 32  # requests begun between two writes to the sockets
 _LONGEST_WAIT = 0.2  # seconds until a stop is noticed
 # A user whose request failed waits at least this long: a server that is gone would
@@ -62,7 +63,9 @@ class Generator:
             callback()
 
     def prepare(self, order: Order) -> None:
-        size = _PREPARED if isinstance(order, Scheduled) else min(_PREPARED, 2 * order.users)
+        size = _PREPARED
+        if isinstance(order, Looped):
+            size = min(_PREPARED, max(_PREPARED_OF_USERS, 2 * order.users))
         self._stock = Stock(order.conversations, self._open, size)
         self._stock.fill()
         self._calls = Calls(self._target, self._plan.request_timeout)

@@ -36,10 +36,10 @@ async def serve_apart(
     first: Sequence[FrontEndProcess],
     start_another: Callable[[], FrontEndProcess],
     drain_timeout: float,
+    hub: Hub,
 ) -> None:
     """Serves until SIGTERM or SIGINT, then drains. A second signal ends all at once. Raises
     FrontEndError if a front end cannot start."""
-    hub = Hub()
     engine = make_engine(hub)
     hub.attach(engine)
     supervisor = Supervisor(hub, first, start_another)

@@ -27,7 +27,7 @@ from deploy.bench.batch import Batch
 from deploy.bench.bursts import Bursts, BurstTimes
 from deploy.bench.machine import machine
 from deploy.bench.profile.account import Account
-from deploy.bench.profile.first_token import FirstToken
+from deploy.bench.profile.first_token import FirstToken, requests_of_prompts
 from deploy.bench.profile.picture import plot_timeline
 from deploy.bench.profile.steps import steady_decodes, steps_of_prompts
 from deploy.bench.profile.thread_times import spent_by_name, thread_times
@@ -74,7 +74,8 @@ def main(arguments: list[str] | None = None) -> int:
             loads, prompts = _send(model, folder, args, progress)
             scheduler, worker = Trace.load(folder / "scheduler"), Trace.load(folder / "worker")
             accounts = _accounts(loads, scheduler, worker)
-            first_token = _first_token(args.prompt, prompts, scheduler, worker)
+            hub = Trace.load(folder / "scheduler.requests") if args.frontends else None
+            first_token = _first_token(args.prompt, prompts, scheduler, worker, hub)
         except (FetchError, LoadError, RuntimeError, ValueError) as error:
             print(f"bench-profile: {error}", file=sys.stderr)
             return 1
@@ -176,13 +177,16 @@ def _cpu_times(worker: WorkerProcess) -> dict[str, dict[int, float]]:
 
 
 def _first_token(
-    prompt: int, prompts: list[BurstTimes], scheduler: Trace, worker: Trace
+    prompt: int, prompts: list[BurstTimes], scheduler: Trace, worker: Trace, hub: Trace | None
 ) -> FirstToken:
     """Raises ValueError if a prompt took more steps than one."""
     due = [times.due for times in prompts]
+    sent = [times.due + times.sent[0] for times in prompts]
     seen = [times.due + times.first_tokens[0] for times in prompts]
-    steps = steps_of_prompts(scheduler, worker, list(zip(due, seen, strict=True)))
-    return FirstToken(prompt, steps, due, seen)
+    spans = list(zip(due, seen, strict=True))
+    steps = steps_of_prompts(scheduler, worker, spans)
+    requests = requests_of_prompts(hub, spans) if hub else None
+    return FirstToken(prompt, steps, due, sent, seen, requests)
 
 
 def _accounts(loads: list[_Load], scheduler: Trace, worker: Trace) -> list[Account]:

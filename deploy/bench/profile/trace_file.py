@@ -1,4 +1,4 @@
-"""What a traced process writes when it ends: a line of columns for each step, and names."""
+"""What a traced process writes when it ends: a line for each step or request, and names."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TraceFile:
 class Trace:
     """A TraceFile that was read back."""
 
-    columns: dict[str, NDArray[np.int64]]  # each [steps], in the order of step ids
+    columns: dict[str, NDArray[np.int64]]  # each [steps], in the order of the first
     threads: dict[int, str]
     kernels: Sequence[Sequence[dict[str, float | str]]]
 
@@ -56,7 +56,7 @@ class Trace:
     def load(cls, path: Path) -> Trace:
         values = json.loads(gzip.decompress(path.read_bytes()))
         steps = np.array(values["steps"], np.int64).reshape(-1, len(values["columns"]))
-        steps = steps[np.argsort(steps[:, values["columns"].index("step_id")], kind="stable")]
+        steps = steps[np.argsort(steps[:, 0], kind="stable")]
         return cls(
             dict(zip(values["columns"], steps.T, strict=True)),
             {int(thread): name for thread, name in values["threads"].items()},

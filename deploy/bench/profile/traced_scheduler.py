@@ -1,5 +1,6 @@
 """`python -m deploy.bench.profile.traced_scheduler FILE SCHEDULER_FLAGS`: the scheduler as it is,
-with the times of its steps written to FILE when it ends.
+with the times of its steps written to FILE when it ends, and of its requests, if it has front ends
+apart, to FILE.requests.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 from deploy.bench.profile.trace_file import TraceFile
+from deploy.bench.profile.traced_hub import TracedHub
 from scheduler.__main__ import parser
 from scheduler.core.worker_link import Inbox, LinkEvent, StepAnswer, StepPlan, WorkerLink
 from scheduler.link.link import GrpcWorkerLink
@@ -76,7 +78,9 @@ def main(arguments: list[str]) -> int:
         return TracedLink(GrpcWorkerLink(flags.worker, fingerprint=fingerprint), path)
 
     if flags.frontends:
-        run_apart(flags, arguments[1:], make_link)
+        hub = TracedHub(Path(f"{path}.requests"))
+        run_apart(flags, arguments[1:], make_link, hub)
+        hub.save()
     else:
         run(flags, make_link)
     return 0

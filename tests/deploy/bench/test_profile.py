@@ -14,11 +14,12 @@ from matplotlib.image import imread
 
 from deploy.bench.profile.__main__ import main
 from deploy.bench.profile.account import Account
-from deploy.bench.profile.first_token import FirstToken
+from deploy.bench.profile.first_token import FirstToken, requests_of_prompts
 from deploy.bench.profile.picture import plot_timeline
 from deploy.bench.profile.steps import Steps, steady_decodes, steps_of_prompts
 from deploy.bench.profile.thread_times import spent_by_name, thread_times
 from deploy.bench.profile.trace_file import Trace, TraceFile
+from deploy.bench.profile.traced_hub import COLUMNS as HUB
 from deploy.bench.profile.traced_scheduler import COLUMNS as SCHEDULER
 from deploy.bench.profile.traced_worker import COLUMNS as WORKER
 from tests.tiny_llama import tiny_llama
@@ -115,19 +116,42 @@ def test_only_decodes_of_all_streams_between_two_moments_count() -> None:
 def test_a_prompts_way_from_the_client_and_back_is_told_part_by_part() -> None:
     scheduler, worker = traces(8)
     # Steps 4 and 6 are of prompts: handed over at 20 and 40 ms, taken at 51.5 and 71.5.
-    due, seen = [0.0175, 0.0365], [0.0535, 0.0745]
+    due, sent, seen = [0.0175, 0.0365], [0.0176, 0.0366], [0.0535, 0.0745]
     steps = steps_of_prompts(scheduler, worker, [(0.0175, 0.021), (0.0365, 0.041)])
-    found = FirstToken(512, steps, due, seen)
+    found = FirstToken(512, steps, due, sent, seen)
     assert found.milliseconds == pytest.approx(37.0)
     parts = found.parts
     np.testing.assert_allclose(sum(found.spans.values()), [36.0, 38.0])
-    assert parts["client, front end, engine"] == pytest.approx((2.5 + 3.5) / 2)
+    assert parts["client"] == pytest.approx(0.1)
+    assert parts["front end, engine"] == pytest.approx((2.4 + 3.4) / 2)
     assert parts["engine, front end, client"] == pytest.approx((2.0 + 3.0) / 2)
     assert parts["device, forward"] == pytest.approx(6.0)
     # From launching, at 23.5 ms, to done, at 50, less forward and sampling.
     assert parts["launch, found done"] == pytest.approx(26.5 - 8)
     assert (parts["wire, out"], parts["check"], parts["wire, back"]) == (1.0, 0.5, 1.0)
     assert "first token of one prompt of 512: 37.00 ms, medians over 2 prompts" in found.describe()
+
+
+def test_with_front_ends_apart_their_part_of_a_prompts_way_is_told() -> None:
+    scheduler, worker = traces(8)
+    hub = TraceFile(HUB)
+    hub.add(18 * MS, 19 * MS, 52 * MS)
+    hub.add(30 * MS, 31 * MS, 32 * MS)  # of another client, before
+    hub.add(38 * MS, 39 * MS, 73 * MS)
+    due, sent, seen = [0.0175, 0.0365], [0.0176, 0.0366], [0.0535, 0.0745]
+    spans = [(0.0175, 0.021), (0.0365, 0.041)]
+    steps = steps_of_prompts(scheduler, worker, spans)
+    requests = requests_of_prompts(read(hub), spans)
+    found = FirstToken(512, steps, due, sent, seen, requests)
+    np.testing.assert_allclose(sum(found.spans.values()), [36.0, 38.0])
+    parts = found.parts
+    assert parts["to the front end"] == pytest.approx((0.4 + 1.4) / 2)
+    assert parts["front end"] == pytest.approx(1.0)
+    assert parts["engine"] == pytest.approx(1.0)
+    assert parts["engine, back"] == pytest.approx((0.5 + 1.5) / 2)
+    assert parts["front end, client"] == pytest.approx(1.5)
+    with pytest.raises(ValueError, match="2 requests came where one was sent"):
+        requests_of_prompts(read(hub), [(0.0175, 0.021), (0.025, 0.041)])
 
 
 def test_a_prompt_of_several_steps_is_refused() -> None:
@@ -199,7 +223,7 @@ def test_a_profile_of_a_small_model_on_this_cpu(
 ) -> None:
     model = tiny_llama(tmp_path / "model")
     flags = ("--model", str(model), "--streams", "2", "--prompt", "8", "--output", "60")
-    more = ("--clients", "1", "--frontends", "0", "--worker-args=--threads 1 --device cpu")
+    more = ("--clients", "1", "--frontends", "1", "--worker-args=--threads 1 --device cpu")
     assert main([*flags, *more, "--out", str(tmp_path / "out")]) == 0, capsys.readouterr().err
     report = json.loads((tmp_path / "out" / "profile.json").read_text())
     (found,) = report["accounts"]
