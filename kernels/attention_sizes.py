@@ -12,6 +12,8 @@ QUERY_ROWS, LINE_BYTES = 16, 256
 # has rows of its own, and zeros beside them. (tests/kernels/sum_order.py reads that from what is
 # compiled for an H200.)
 PACK_FROM = 16
+# Sequences from which on a program that merges partial results takes two heads, one by one.
+MERGE_SEVERAL_FROM = 128
 
 
 def packed_heads(sequences: int, kv_heads: int, group: int, head_dim: int) -> int:
@@ -28,6 +30,16 @@ def packed_heads(sequences: int, kv_heads: int, group: int, head_dim: int) -> in
     ):
         count *= 2
     return count
+
+
+def merged_heads(sequences: int, heads: int) -> int:
+    """Query heads whose partial results a program merges."""
+    return 2 if sequences >= MERGE_SEVERAL_FROM and heads % 2 == 0 else 1
+
+
+def merge_warps(head_dim: int) -> int:
+    """Of a program that merges, whatever the batch: more would add in another order."""
+    return 2 if head_dim > 128 else 1
 
 
 def decode_tile(head_dim: int, fp32: bool) -> dict[str, int]:

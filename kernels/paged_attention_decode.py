@@ -172,5 +172,5 @@ def paged_attention_decode(
         **decode_tile(head_dim, is_fp32(q)), **pdl_options(sequences),
     )  # fmt: skip
     if split:
-        merge_splits(partial, stats, plan.first_items, context_lens, out, kv_heads)
+        merge_splits(partial, stats, plan.first_items, context_lens, out)
     return out

@@ -3,13 +3,15 @@ test_compiled_kernels.py in a process of its own.
 
 The launchers are called with their kernels' `run` replaced, so that shapes, tiles and warps are
 theirs. Prints one line per compiled kernel: name, type, head_dim if it has one, bytes of shared
-memory; and one per head_dim of which decode attention takes several heads to a program, once it is
-sure that these add as one alone does. Needs no GPU.
+memory; and one per head_dim of which decode attention, or its merging, takes several heads to a
+program, once it is sure that these add as one alone does. Needs no GPU.
 """
 
 import importlib
 import pkgutil
+import re
 import sys
+from collections import Counter
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -23,7 +25,7 @@ import kernels
 from kernels import invariant_ops, triton_ops
 from kernels import skinny_product as skinny
 from kernels.add_bias import add_bias
-from kernels.attention_sizes import PACK_FROM
+from kernels.attention_sizes import MERGE_SEVERAL_FROM, PACK_FROM
 from kernels.gemv import gemv
 from kernels.invariant_product import invariant_product
 from kernels.linear import Unsummed
@@ -38,6 +40,8 @@ TYPES = {
     torch.bool: "i1", int: "i32", float: "fp32",
 }  # fmt: skip
 HEADS, KV_HEADS = 32, 8
+# A thread's own sums, and those with other threads.
+MERGED_SUMS = re.compile(r"\b(add\.f32|shfl\.sync\.bfly\.b32)\b")
 
 
 def kernels_of_package() -> dict[str, triton.JITFunction]:
@@ -54,12 +58,12 @@ def kernels_of_package() -> dict[str, triton.JITFunction]:
 
 
 def launch_attention(ops: ModuleType, head_dim: int, dtype: torch.dtype) -> None:
-    """A context of two splits, so that their merging is launched too; one decode, and so many that
-    a program takes several heads."""
+    """A context of two splits, so that their merging is launched too; one decode, so many that a
+    program takes several heads, and so many that one merges several."""
     pool = torch.empty(1, 16, KV_HEADS, head_dim, dtype=dtype)
     table = torch.zeros(1, 32, dtype=torch.int32)
     context = {"scale": 0.125, "max_context_len": 512}
-    for sequences in (1, PACK_FROM):
+    for sequences in (1, PACK_FROM, *([MERGE_SEVERAL_FROM] if head_dim == 64 else [])):
         q = torch.empty(sequences, HEADS, head_dim, dtype=dtype)
         rows = torch.zeros(sequences, dtype=torch.int32)
         ops.paged_attention_decode(q, pool, pool, table, rows, rows, **context)
@@ -199,6 +203,7 @@ def main() -> None:
     if missing := set(found) - {name for name, _, _ in recorded}:
         sys.exit(f"no launch of {sorted(missing)}")
     alone: dict[tuple[str, int], SumOrder] = {}  # decode attention with one head to a program
+    merged: dict[int, Counter[str]] = {}  # the sums of its merging, likewise
     for name, arguments, keywords in recorded:
         compiled = compile_one(found[name], arguments, keywords)
         dtype, head_dim = type_of(arguments[0]).removeprefix("*"), keywords.get("HEAD_DIM", "")
@@ -209,6 +214,12 @@ def main() -> None:
             assert alone.setdefault((dtype, head_dim), order).softmax == order.softmax, order
             if keywords["PACKED"] > 1:
                 print(name, dtype, head_dim, f"adds alike, {keywords['PACKED']} heads or one")
+        if name == "merge_kernel":
+            taken, sums = keywords["TAKEN"], Counter(MERGED_SUMS.findall(compiled.asm["ptx"]))
+            one = merged.setdefault(head_dim, sums)
+            assert sums == {kind: taken * count for kind, count in one.items()}, keywords
+            if taken > 1:
+                print(name, dtype, head_dim, f"adds alike, {taken} heads or one")
 
 
 if __name__ == "__main__":
