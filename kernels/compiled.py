@@ -110,7 +110,7 @@ def pointer(typing_context: Any, address: Any) -> Any:
 
 
 @intrinsic
-def _call(typing_context: Any, function: Any, argument: Any) -> Any:
+def call(typing_context: Any, function: Any, argument: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])
         builder.call(builder.inttoptr(args[0], kind.as_pointer()), [args[1]])
@@ -131,7 +131,7 @@ def _launch(function: int, threads: int, values: tuple[int, ...]) -> int:
     for i in range(ARGUMENTS):
         arguments[_FIRST + i] = values[i]
     if threads == 1:
-        _call(function, arguments.ctypes.data)
+        call(function, arguments.ctypes.data)
     else:
         _parallel(function, arguments.ctypes.data, np.uint32(threads), np.uint32(0))
     return arguments[0]

@@ -1,5 +1,5 @@
-"""The CPU face: products by oneDNN, what lies between them compiled, the rest by few, large torch
-ops; and results of a row that no other row can change.
+"""The CPU face: products by oneDNN or our own kernel, what lies between them compiled, the rest by
+few, large torch ops; and results of a row that no other row can change.
 
 Every function has the signature of its namesake in `kernels.reference`.
 """
@@ -9,6 +9,7 @@ from functools import cache
 import torch
 from torch.nn.functional import pad
 
+from kernels import cpu_product
 from kernels.cpu_attention import (
     paged_attention_decode,
     paged_attention_prefill,
@@ -51,6 +52,8 @@ def norm_linear(
     weight: PackedWeight,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    if cpu_product.packed(weight):
+        return cpu_product.multiply(x, weight, bias, gain=gain, eps=eps)
     return linear(rms_norm(x, gain, eps), weight, bias)
 
 
@@ -61,6 +64,8 @@ def norm_gated_linear(
     weight: PackedWeight,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    if cpu_product.packed(weight):
+        return cpu_product.multiply(x, weight, bias, gain=gain, eps=eps, gated=True)
     return silu_and_mul(norm_linear(x, gain, eps, weight, bias))
 
 

@@ -11,6 +11,7 @@ from functools import cache
 import torch
 from torch.nn.functional import pad
 
+from kernels import cpu_product
 from kernels.packed_weight import PackedWeight
 
 TILE = 32
@@ -21,7 +22,10 @@ _CUTS = (512, 256, 128, 64, TILE)
 
 def pack_weight(weight: torch.Tensor) -> PackedWeight:
     """weight [n, k] -> oneDNN's blocked layout (chosen for 8 rows), which is made only once; in
-    fp32 cut along k, see `_multiply`."""
+    fp32 cut along k, see `_multiply`. Where our own kernel takes the weight, its tiles."""
+    if cpu_product.takes(weight):
+        tiles = cpu_product.pack(weight)
+        return PackedWeight(weight.shape[0], weight.shape[1], weight.dtype, tiles)
     chunk = FP32_CHUNK if weight.dtype == torch.float32 else weight.shape[1]
     data = [part.contiguous() for part in weight.detach().split(chunk, dim=1)]
     if torch.backends.mkldnn.is_available() and _onednn_takes(weight.dtype):
@@ -36,6 +40,8 @@ def linear(
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """x [t, k] -> [t, n]; see `kernels.reference.linear`, or `add_linear` for a residual."""
+    if cpu_product.packed(weight):
+        return cpu_product.multiply(x, weight, bias, residual)
     rows = x.shape[0]
     if rows == 0:
         return x.new_empty((0, weight.out_features))

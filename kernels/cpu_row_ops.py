@@ -14,7 +14,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See `kernels.reference.rms_norm`."""
     out, (rows, width) = torch.empty_like(x), x.shape
     places = (address(tensor, x.dtype) for tensor in (x, weight, out))
-    launch(_norm, rows, rows * width, width, KINDS[x.dtype], float_bits(eps), *places)
+    launch(norm, rows, rows * width, width, KINDS[x.dtype], float_bits(eps), *places)
     return out
 
 
@@ -69,7 +69,7 @@ def _mean_square(numbers: np.ndarray) -> np.float32:
 
 
 @kernel
-def _norm(arguments: Any) -> None:
+def norm(arguments: Any) -> None:
     rows, width, kind, eps = arguments[1], arguments[2], arguments[3], arguments[4]
     x, weight, out = arguments[5], arguments[6], arguments[7]
     numbers, gain = np.empty(width, np.float32), np.empty(width, np.float32)

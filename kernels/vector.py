@@ -50,9 +50,51 @@ def load_bfloat16(typing_context: Any, address: Any, index: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         words = builder.zext(_read(builder, *args, _HALVES), _WORDS)
-        return builder.bitcast(builder.shl(words, ir.Constant(_WORDS, [16] * LANES)), _FLOATS)
+        return builder.bitcast(builder.shl(words, _words(16)), _FLOATS)
 
     return vector(types.int64, types.int64), generate
+
+
+@intrinsic
+def store_bfloat16(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
+    """Of floats that are `rounded`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        words = builder.lshr(builder.bitcast(args[2], _WORDS), _words(16))
+        place = _place(builder, args[0], args[1], _HALVES)
+        builder.store(builder.trunc(words, _HALVES), place).align = 2
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, vector), generate
+
+
+@intrinsic
+def rounded(typing_context: Any, value: Any) -> Any:
+    """The nearest numbers of bfloat16, the even ones of two, as floats; NaN stays NaN."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        bits = builder.bitcast(args[0], _WORDS)
+        odd = builder.and_(builder.lshr(bits, _words(16)), _words(1))
+        nearest = builder.add(bits, builder.add(odd, _words(0x7FFF)))
+        is_nan = builder.fcmp_unordered("uno", args[0], args[0])
+        words = builder.select(is_nan, builder.or_(bits, _words(0x400000)), nearest)
+        return builder.bitcast(builder.and_(words, _words(0xFFFF0000)), _FLOATS)
+
+    return vector(vector), generate
+
+
+@intrinsic
+def prefetch(typing_context: Any, address: Any) -> Any:
+    """Asks for the line of the cache that this address is in; any address will do."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place = builder.inttoptr(args[0], cgutils.voidptr_t)
+        kind = ir.FunctionType(ir.VoidType(), [place.type, _WORD, _WORD, _WORD])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [place, *(ir.Constant(_WORD, value) for value in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
 
 
 @intrinsic
@@ -160,6 +202,10 @@ def transpose(
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64, types.int64), generate
+
+
+def _words(value: int) -> Any:
+    return ir.Constant(_WORDS, [value] * LANES)
 
 
 def _place(builder: Any, address: Any, index: Any, kind: Any) -> Any:

@@ -1,0 +1,78 @@
+"""Products of the CPU face in bfloat16 by its own compiled kernel, where the processor has AMX.
+
+What stands before and behind a product is done with it: a step of a small model would else spend
+half its time in calls between them.
+"""
+
+import torch
+
+from kernels import amx
+from kernels.amx import DEPTH, LINES
+from kernels.compiled import address, float_bits, launch
+from kernels.cpu_row_ops import norm, rms_norm
+from kernels.packed_weight import PackedWeight
+
+if amx.is_available():  # another processor's compiler refuses it
+    from kernels.cpu_product_kernel import product
+
+_FEW = 32  # rows whose columns of tiles are taken one by one
+_CHUNK = 128  # rows of an item, of more
+_NORMED = 1 << 14  # numbers that every thread normalizes for itself
+
+
+def takes(weight: torch.Tensor) -> bool:
+    n, k = weight.shape
+    fits = n % (2 * LINES) == 0 and k % DEPTH == 0
+    return weight.dtype == torch.bfloat16 and fits and amx.is_available()
+
+
+def packed(weight: PackedWeight) -> bool:
+    return isinstance(weight.data, torch.Tensor)
+
+
+def pack(weight: torch.Tensor) -> torch.Tensor:
+    """weight [n, k] -> [n / 16, k / 32, 16, 16, 2]."""
+    n, k = weight.shape
+    tiles = weight.detach().view(n // LINES, LINES, k // DEPTH, DEPTH // 2, 2)
+    return tiles.permute(0, 2, 3, 1, 4).contiguous()
+
+
+def multiply(
+    x: torch.Tensor,
+    weight: PackedWeight,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    gain: torch.Tensor | None = None,
+    eps: float = 0.0,
+    gated: bool = False,
+) -> torch.Tensor:
+    """x [t, k] -> [t, n]: normalized before with a gain, plus a bias and a residual, and with
+    `gated` the first half of the columns activated times the second half."""
+    rows, k = x.shape
+    dtype, n = torch.bfloat16, weight.out_features // (2 if gated else 1)
+    out = x.new_empty((rows, n))
+    if rows == 0:
+        return out
+    if gain is not None and x.numel() >= _NORMED:
+        x, gain = rms_norm(x, gain, eps), None
+    wide, chunk = (1, _FEW) if rows <= _FEW else (2, _CHUNK)
+    launch(
+        product,
+        -(-n // (LINES * wide)) * -(-rows // chunk),
+        weight.out_features * k,
+        rows,
+        k,
+        n,
+        address(x, dtype),
+        weight.data.data_ptr(),
+        0 if bias is None else address(bias, dtype),
+        0 if residual is None else address(residual, dtype),
+        address(out, dtype),
+        int(gated),
+        0 if gain is None else norm.address,
+        0 if gain is None else address(gain, dtype),
+        float_bits(eps),
+        wide,
+        chunk,
+    )
+    return out

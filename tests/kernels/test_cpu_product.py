@@ -1,0 +1,142 @@
+"""The CPU face's own products: exact but for the last rounding, and bit for bit their own row's."""
+
+import ctypes
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+import kernels
+from kernels import amx, cpu_product, vector
+from kernels.compiled import inner
+from tests.kernels.cases import randn
+
+OPS = kernels.ops("cpu", "cpu")
+needs_amx = pytest.mark.skipif(not amx.is_available(), reason="this processor has no AMX")
+# On both sides of a block of rows, of a chunk of them, and of what each thread normalizes itself.
+COUNTS = [1, 2, 15, 16, 17, 31, 32, 33, 48, 64, 127, 129, 160, 161, 299]
+
+
+@needs_amx
+@pytest.mark.parametrize(("n", "k"), [(32, 32), (96, 160), (960, 576), (64, 2080)])
+@pytest.mark.parametrize("rows", [1, 16, 17, 33, 130, 300])
+def test_a_product_is_the_exact_one_rounded(n: int, k: int, rows: int) -> None:
+    x, weight = randn(rows, k, dtype=torch.bfloat16), randn(n, k, dtype=torch.bfloat16, seed=2)
+    bias = 10 * randn(n, dtype=torch.bfloat16, seed=3)
+    packed = OPS.pack_weight(weight)
+    assert cpu_product.packed(packed)
+    exact = x.double() @ weight.double().T
+    # What sums in float32 may lose, and half of a last place of bfloat16.
+    slack = 2.0**-22 * (x.double().abs() @ weight.double().abs().T)
+    residual = 10 * randn(rows, n, dtype=torch.bfloat16, seed=4)
+    for more in ({}, {"bias": bias}, {"residual": residual}, {"bias": bias, "residual": residual}):
+        wanted = exact + sum(part.double() for part in more.values())
+        out = OPS.linear(x, packed, **more).double()
+        assert ((out - wanted).abs() <= slack + 2.0**-8 * wanted.abs()).all(), more.keys()
+
+
+@needs_amx
+def test_norm_and_activation_are_those_of_their_own_kernels() -> None:
+    x, gain = 3 * randn(299, 576, dtype=torch.bfloat16), randn(576, dtype=torch.bfloat16, seed=2)
+    packed = OPS.pack_weight(randn(192, 576, dtype=torch.bfloat16, seed=3) / 24)
+    bias = randn(192, dtype=torch.bfloat16, seed=4)
+    whole = OPS.linear(OPS.rms_norm(x, gain, 1e-5), packed, bias)
+    gated = OPS.silu_and_mul(whole)
+    for count in COUNTS:
+        for rows in (slice(0, count), slice(-count, None)):
+            assert torch.equal(OPS.norm_linear(x[rows], gain, 1e-5, packed, bias), whole[rows])
+            mine = OPS.norm_gated_linear(x[rows], gain, 1e-5, packed, bias)
+            torch.testing.assert_close(mine, gated[rows], rtol=2.0**-7, atol=1e-30)
+
+
+@needs_amx
+@pytest.mark.parametrize("inner_size", [16, 48, 96])
+def test_a_gated_row_does_not_depend_on_the_row_count(inner_size: int) -> None:
+    x, gain = 3 * randn(299, 96, dtype=torch.bfloat16), randn(96, dtype=torch.bfloat16, seed=2)
+    packed = OPS.pack_weight(randn(2 * inner_size, 96, dtype=torch.bfloat16, seed=3) / 10)
+    whole = OPS.norm_gated_linear(x, gain, 1e-5, packed)
+    assert whole.isfinite().all()
+    for count in COUNTS:
+        for rows in (slice(0, count), slice(-count, None)):
+            assert torch.equal(OPS.norm_gated_linear(x[rows], gain, 1e-5, packed), whole[rows])
+
+
+@needs_amx
+@pytest.mark.parametrize("rows", [1, 40, 300])
+def test_threads_share_the_products_and_change_no_bit(rows: int) -> None:
+    x, gain = randn(rows, 576, dtype=torch.bfloat16), randn(576, dtype=torch.bfloat16, seed=2)
+    packed = OPS.pack_weight(randn(960, 576, dtype=torch.bfloat16, seed=3))
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            results.append(OPS.norm_linear(x, gain, 1e-5, packed))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@needs_amx
+def test_what_is_not_finite_stays_in_its_row() -> None:
+    x = randn(40, 64, dtype=torch.bfloat16)
+    packed = OPS.pack_weight(randn(64, 64, dtype=torch.bfloat16, seed=2))
+    clean = OPS.linear(x, packed)
+    for bad in (float("nan"), float("inf")):
+        x[20, 5] = bad
+        out = OPS.linear(x, packed)
+        assert not out[20].isfinite().any()
+        assert torch.equal(out[:20], clean[:20])
+        assert torch.equal(out[21:], clean[21:])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [(torch.float32, (64, 64)), (torch.bfloat16, (48, 64)), (torch.bfloat16, (64, 48))],
+    ids=["fp32", "half a tile of columns", "half a tile of k"],
+)
+def test_other_weights_are_left_to_the_library(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    x, weight = randn(5, shape[1], dtype=dtype), randn(*shape, dtype=dtype, seed=2)
+    packed = OPS.pack_weight(weight)
+    assert not cpu_product.packed(packed)
+    torch.testing.assert_close(OPS.linear(x, packed), x @ weight.T, rtol=1e-2, atol=1e-2)
+
+
+def _refuses(*_: object) -> int:
+    return -1
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value"),
+    [
+        (amx.sys, "platform", "darwin"),
+        (amx.platform, "machine", lambda: "aarch64"),
+        (amx.config, "CPU_FEATURES", "+avx512f,-amx-tile,+amx-bf16"),
+        (ctypes.CDLL, "__getattr__", lambda _library, _name: _refuses),
+    ],
+    ids=["system", "machine", "features", "permission"],
+)
+def test_tiles_are_used_only_where_all_allow_it(
+    monkeypatch: pytest.MonkeyPatch, place: object, name: str, value: str | Callable[..., object]
+) -> None:
+    monkeypatch.setattr(place, name, value)
+    assert not amx.is_available.__wrapped__()
+
+
+@inner
+def _round(numbers: np.ndarray, out: np.ndarray) -> None:
+    for i in range(0, numbers.size, vector.LANES):
+        number = vector.rounded(vector.load(numbers.ctypes.data, i))
+        vector.store_bfloat16(out.ctypes.data, i, number)
+
+
+def test_vectors_are_rounded_as_torch_rounds_them() -> None:
+    numbers = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16).float()
+    bits = numbers.view(torch.int32)
+    # All halves between two numbers, and what lies just beside those.
+    cases = torch.cat([(bits + more).view(torch.float32) for more in (0, 0x7FFF, 0x8000, 0x8001)])
+    out = torch.empty(len(cases), dtype=torch.bfloat16)
+    _round(cases.numpy(), out.view(torch.int16).numpy().view(np.uint16))
+    torch.testing.assert_close(out, cases.bfloat16(), rtol=0, atol=0, equal_nan=True)
