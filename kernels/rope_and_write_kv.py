@@ -92,6 +92,7 @@ def rope_and_write_kv(
             positions, cos_sin, slot_mapping, k_pool, v_pool, q,
             NUM_HEADS=num_heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim,
             BLOCK_H=HEADS_PER_PROGRAM, BLOCK_HALF=next_power_of_2(head_dim // 2),
-            SPLITS=splits, HAS_BIAS=qkv.bias is not None, num_warps=2, **pdl_options(tokens),
+            SPLITS=splits, HAS_BIAS=qkv.bias is not None, num_warps=2,
+            **pdl_options(tokens, after_product=True),
         )  # fmt: skip
     return q
