@@ -1,8 +1,9 @@
 """Matrix products and what a layer does before and after them; see `kernels.reference`.
 
 One row goes through the fused kernel of `kernels.gemv`, a few through that of
-`kernels.skinny_product`, more through the library. The sums that a few rows' product leaves are
-added up by the kernel that reads it: rope's, or the norm's after an addition to the residual.
+`kernels.skinny_product`, more through the library, in parts (`kernels.split_product`) where it has
+too few outputs to fill a card. The sums that a product in parts leaves are added up by the kernel
+that reads it: rope's, or the norm's after an addition to the residual.
 """
 
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from kernels.rms_norm import rms_norm
 from kernels.silu_and_mul import silu_and_mul
 from kernels.skinny_product import skinny_product
 from kernels.skinny_product import takes as few
+from kernels.split_product import parts_of, split_product
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ def add_linear(
         return gemv(x, weight, bias, residual=residual)
     if few(x):
         return Unsummed(residual, skinny_product(x, weight, bias, partial=True))
+    if (parts := parts_of(x, weight)) > 1:
+        return Unsummed(residual, split_product(x, weight, bias, parts))
     if bias is not None:
         add_bias(residual, bias)
     return residual.addmm_(x, weight.data.T)

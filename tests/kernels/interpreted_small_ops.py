@@ -1,5 +1,7 @@
 """The other Triton kernels in Triton's interpreter; run by test_interpreted_kernels.py."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ import kernels
 from kernels import linear, penalize, reference, skinny_product
 from kernels.gemv import gemv
 from kernels.sample import STRETCH
+from kernels.split_product import split_product
 from tests.kernels import checks, penalty_checks, product_checks
 from tests.kernels.cases import GUARD, error, randn
 
@@ -61,6 +64,23 @@ def test_products_of_a_few_rows_equal_the_oracle(
         product_checks.check_fused_linear(OPS, FP32, "cpu", rows, n, K, bias)
     product_checks.check_qkv(OPS, FP32, "cpu", 3, K, 80, bias)
     assert taken == [3] * 3 + [17] * 3 + [3]
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("parts", [2, 4])
+def test_products_in_parts_equal_the_oracle(
+    monkeypatch: pytest.MonkeyPatch, parts: int, bias: bool
+) -> None:
+    taken: list[int] = []
+
+    def split(*product: Any) -> Any:
+        taken.append(product[-1])
+        return split_product(*product)
+
+    monkeypatch.setattr(linear, "parts_of", lambda x, _: parts)
+    monkeypatch.setattr(linear, "split_product", split)
+    product_checks.check_fused_linear(OPS, FP32, "cpu", 5, 20, 96, bias)
+    assert taken == [parts]
 
 
 @pytest.mark.parametrize("head_dim", [16, 80, 128])

@@ -43,7 +43,7 @@ def test_linear_equals_the_oracle(
 
 @BOTH
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
-@pytest.mark.parametrize("rows", [1, 2, 16, 17, 33, 64, 65])
+@pytest.mark.parametrize("rows", [1, 2, 16, 17, 33, 64, 65, 150])
 def test_fused_products_equal_the_oracle(
     ops: kernels.Ops, rows: int, bias: bool, dtype: torch.dtype
 ) -> None:
