@@ -394,6 +394,8 @@ def check_ties_and_flags(ops: Ops, device: str) -> None:
     assert warm[4:].tolist() == [-1, -1, -1]
     tiny = draw(ops, logits[:4], cold[:4] + 1e-30, seeds[:4], positions[:4])
     assert tiny.tolist() == [0, 1, 2, 0]
+    huge = torch.tensor([[0.0, 3e38, 3.2e38]], device=device)  # too large once divided by a half
+    assert draw(ops, huge, cold[:1] + 0.5, seeds[:1], positions[:1]).tolist() == [1]
 
 
 def check_distribution(

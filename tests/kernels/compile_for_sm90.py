@@ -29,6 +29,7 @@ from kernels.attention_sizes import MERGE_SEVERAL_FROM, PACK_FROM
 from kernels.gemv import gemv
 from kernels.invariant_product import invariant_product
 from kernels.linear import Unsummed
+from kernels.sample import FEW_LINES
 from kernels.shapes import TRITON_HEAD_DIMS
 from kernels.skinny_product import skinny_product
 from tests.kernels.sum_order import SumOrder, sum_order
@@ -94,7 +95,8 @@ def launch_others(dtype: torch.dtype) -> None:
     one, seeds = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
     tokens = torch.zeros(1, 1, dtype=torch.int32)
     logits = torch.empty(1, 128_256, dtype=dtype)
-    triton_ops.sample(logits, one, one, torch.zeros(1), seeds, tokens)
+    for lines in (1, FEW_LINES + 1):
+        triton_ops.sample(logits.expand(lines, -1), one, one, torch.zeros(1), seeds, tokens)
     row = (one, one, tokens, one, torch.zeros(1, 3))
     triton_ops.penalize(logits, seeds, *row, max_position=1)
     triton_ops.top_logprobs(logits, seeds, one, 20)

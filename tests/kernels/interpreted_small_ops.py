@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kernels
-from kernels import linear, penalize, reference, skinny_product
+from kernels import linear, penalize, reference, sample, skinny_product
 from kernels.gemv import gemv
 from kernels.sample import STRETCH
 from kernels.split_product import split_product
@@ -136,24 +136,39 @@ def test_sampling_writes_what_it_samples_and_nothing_else() -> None:
     checks.check_sample_writes_its_places_alone(OPS, "cpu")
 
 
-@pytest.mark.parametrize("vocab", [7, STRETCH, 2 * STRETCH + 5])
+@pytest.fixture(params=[1 << 30, 0], ids=["few lines", "many lines"])
+def lines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As which a line is cut."""
+    monkeypatch.setattr(sample, "FEW_LINES", request.param)
+
+
+@pytest.mark.usefixtures("lines")
+@pytest.mark.parametrize(
+    ("lines", "vocab"),
+    [(1 << 30, 7), (1 << 30, STRETCH), (1 << 30, 2 * STRETCH + 5), (0, 2 * STRETCH + 5)],
+    indirect=["lines"],
+)
 def test_sampled_ids_equal_the_oracles(vocab: int) -> None:
     checks.check_sample(OPS, FP32, "cpu", 8, vocab)
 
 
+@pytest.mark.usefixtures("lines")
 def test_ties_take_the_lowest_id_and_non_finite_rows_are_flagged() -> None:
     checks.check_ties_and_flags(OPS, "cpu")
 
 
-def test_a_tie_across_stretches_takes_the_lowest_id() -> None:
-    logits = torch.zeros(1, 2 * STRETCH)
-    logits[0, STRETCH - 1] = logits[0, STRETCH + 1] = 3.0
+@pytest.mark.usefixtures("lines")
+@pytest.mark.parametrize("border", [STRETCH // 4, STRETCH, 2 * STRETCH])
+def test_a_tie_across_stretches_takes_the_lowest_id(border: int) -> None:
+    logits = torch.zeros(1, 3 * STRETCH)
+    logits[0, border - 1] = logits[0, border + 1] = 3.0
     zero = torch.zeros(1)
-    assert checks.draw(OPS, logits, zero, zero.long(), zero.int()).tolist() == [STRETCH - 1]
+    assert checks.draw(OPS, logits, zero, zero.long(), zero.int()).tolist() == [border - 1]
 
 
+@pytest.mark.usefixtures("lines")
 def test_a_nan_in_a_losing_stretch_flags_the_row() -> None:
-    logits = torch.zeros(2, 2 * STRETCH)
+    logits = torch.zeros(2, 3 * STRETCH)
     logits[0, 5] = 9.0
     logits[0, -1] = float("nan")
     cold = torch.tensor([0.0, 0.0])

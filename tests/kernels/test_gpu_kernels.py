@@ -154,8 +154,9 @@ def test_sampling_writes_what_it_samples_and_nothing_else(ops: kernels.Ops) -> N
 
 
 @BOTH
-def test_sampled_ids_equal_the_oracles(ops: kernels.Ops, dtype: torch.dtype) -> None:
-    checks.check_sample(ops, dtype, "cuda", 16, 128_256)
+@pytest.mark.parametrize("rows", [16, 100])
+def test_sampled_ids_equal_the_oracles(ops: kernels.Ops, rows: int, dtype: torch.dtype) -> None:
+    checks.check_sample(ops, dtype, "cuda", rows, 128_256)
 
 
 def test_ties_take_the_lowest_id_and_non_finite_rows_are_flagged(ops: kernels.Ops) -> None:
