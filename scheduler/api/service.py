@@ -21,7 +21,7 @@ from scheduler.api.prompt import PromptEncoder
 from scheduler.api.status_calls import StatusCalls
 from scheduler.api.tokenizer import Tokenizer
 from scheduler.api.tracing import NoSpans
-from scheduler.api.validation import check_parameters
+from scheduler.api.validation import Parameters, check_parameters
 from scheduler.core.admission import RETRY_SECONDS, retry_after, too_long_a_wait
 from scheduler.core.front_end import (
     Abort,
@@ -220,9 +220,6 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
         prompt_ids = await self._encode(request, parameters.max_tokens, limits)
         call.prompt_tokens = len(prompt_ids)
         end_ids = frozenset() if parameters.ignore_eos else self._model.end_ids
-        text = OutputText(
-            self._model.tokenizer, prompt_ids, parameters.stop, parameters.include_special_tokens
-        )
         submission = Submission(
             handle=next(self._handles),
             request_id=parameters.request_id,
@@ -237,7 +234,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
             penalties=parameters.penalties,
             top_logprobs=parameters.top_logprobs,
         )
-        await self._stream(submission, text, context, call)
+        await self._stream(submission, parameters, context, call)
 
     def _limits(self) -> Limits:
         """What to check a request against. Raises CallError while it cannot run."""
@@ -274,15 +271,16 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
             self._num_encoding -= 1
 
     async def _stream(
-        self, submission: Submission, text: OutputText, context: _Context, call: Call
+        self, submission: Submission, parameters: Parameters, context: _Context, call: Call
     ) -> None:
         """Submits, and writes messages until the last; leaves nothing behind in the engine
         however it ends."""
-        handle = submission.handle
-        stream = self._streams[handle] = OutputStream(submission, text)
-        self._records.submitted(call, stream)
+        # First of all, as the engine can begin meanwhile. Its events come by way of the loop.
+        self._engine.submit(submission)
+        handle, stream = submission.handle, None
         try:
-            self._engine.submit(submission)
+            stream = self._streams[handle] = self._output(submission, parameters)
+            self._records.submitted(call, stream)
             finished = False
             while not finished:
                 response = await stream.next()
@@ -290,7 +288,13 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
                 await context.write(response)
                 self._records.passed_on(call, response)
         finally:
-            del self._streams[handle]
-            if not stream.ended:
+            self._streams.pop(handle, None)
+            if stream is None or not stream.ended:
                 departure = call.departure(time.monotonic())
                 self._engine.abort(Abort(handle, departure.kind))
+
+    def _output(self, submission: Submission, parameters: Parameters) -> OutputStream:
+        shown = parameters.include_special_tokens
+        tokenizer, prompt_ids = self._model.tokenizer, submission.prompt_ids
+        text = OutputText(tokenizer, prompt_ids, parameters.stop, shown)
+        return OutputStream(submission, text)

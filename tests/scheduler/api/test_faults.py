@@ -75,6 +75,27 @@ async def test_a_fault_in_one_calls_text_loses_no_token_of_the_others(
     assert (await served.generate(token_ids=TokenIds(ids=[8])))[-1].finish_reason == STOP
 
 
+async def test_a_call_whose_text_cannot_begin_is_taken_back_from_the_engine(
+    serve, smollm2, monkeypatch
+):
+    """The engine has it by then."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a fault in the tokenizer")
+
+    monkeypatch.setattr(smollm2, "detokenizer", fail)
+    engine = ScriptedEngine([5, 2])
+    served = await serve(engine)
+    engine.frozen.set()
+    error = await served.error(token_ids=TokenIds(ids=[7]))
+    assert error.code() == grpc.StatusCode.INTERNAL
+    (submission,) = engine.submissions
+    assert [abort.handle for abort in engine.aborts] == [submission.handle]
+    monkeypatch.undo()
+    engine.frozen.clear()
+    assert (await served.generate(token_ids=TokenIds(ids=[8])))[-1].finish_reason == STOP
+
+
 async def test_a_failure_in_the_batch_of_a_matched_stop_string_comes_too_late(
     serve, smollm2_reference
 ):
