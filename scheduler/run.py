@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import gc
 from collections.abc import Callable
+
+import uvloop
 
 from scheduler.api.model_folder import ModelFolder
 from scheduler.api.server import serve
@@ -32,4 +33,4 @@ def run(
         # What is loaded by now stays. A collection that walks it stops the engine for tens
         # of milliseconds.
         gc.freeze()
-        asyncio.run(serve(config, model, make_engine))
+        uvloop.run(serve(config, model, make_engine))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import gc
 import itertools
 import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+
+import uvloop
 
 from scheduler.api.address import AddressError, clear_unix_path
 from scheduler.api.model_folder import ModelFolder
@@ -87,7 +88,7 @@ def _serve(
             serving = serve_apart(
                 make_engine, first, start_another, flags.drain_timeout, hub or Hub()
             )
-            asyncio.run(serving)
+            uvloop.run(serving)
         except FrontEndError as error:
             raise StartError(str(error)) from error
 
@@ -105,7 +106,7 @@ def run_front_end(flags: argparse.Namespace) -> int:
         config = server_config(flags, flags.listen, share_port=True)
         model = served_model(flags, _model_folder(flags))
         gc.freeze()
-        return 0 if asyncio.run(serve_front_end(config, model, sock)) else 1
+        return 0 if uvloop.run(serve_front_end(config, model, sock)) else 1
 
 
 def _model_folder(flags: argparse.Namespace) -> ModelFolder | None:
