@@ -13,9 +13,9 @@ SCHEDULER_ARGS ?=
 # Of a soak's faults and requests; empty draws one.
 SEED ?=
 PYTEST_ARGS ?=
-# Test processes: more than two cores are busy with, since tests wait for much. Each may hold a
+# Test processes: twice what two cores are busy with, since tests wait for much. Each may hold a
 # model in memory.
-JOBS ?= 3
+JOBS ?= 4
 
 # Given to the shell by the environment, as typed: make would expand its dollars and the
 # shell its quotes.
@@ -70,6 +70,8 @@ serve: $(INSTALLED) $(STUBS) ## Serve on LISTEN until Ctrl-C, which drains
 top: $(INSTALLED) $(STUBS) ## Watch the server at LISTEN at work: rates, rows, block pool
 	@$(BIN)/nanoserve top --address $(LISTEN) $(ARGS)
 
+# Tests start hundreds of servers, which without this may compile the sources each time.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(INSTALLED) $(STUBS) ## Run the tests, with the default model
 	@$(BIN)/python -m deploy.model.fetch >/dev/null
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)

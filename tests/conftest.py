@@ -19,18 +19,25 @@ os.environ["no_proxy"] = os.environ["NO_PROXY"] = "localhost,127.0.0.1,::1"
 
 
 # Files that take from ten seconds to minutes: begun first, so that no process is left alone with
-# one of them.
+# one of them. Those that wait for much are among those that compute, which would else have the
+# cores to themselves, and leave them idle after that.
 _LONGEST = (
     "kernels/test_compiled_kernels.py",
     "kernels/test_interpreted_kernels.py",
     "end_to_end/test_neighbours.py",
+    "end_to_end/test_front_ends.py",
     "worker/model/test_llama_smollm2.py",
+    "end_to_end/test_lifecycle.py",
+    "deploy/local/test_local.py",
+    "end_to_end/test_default_model.py",
     "end_to_end/test_worker_faults.py",
     "scheduler/core/test_random_load.py",
-    "end_to_end/test_prefix_cache.py",
-    "end_to_end/test_volume.py",
+    "deploy/loadtest/test_run.py",
     "scheduler/core/test_static_random_load.py",
+    "end_to_end/test_prefix_cache.py",
     "scheduler/api/test_server.py",
+    "end_to_end/test_volume.py",
+    "scheduler/core/test_random_recovery.py",
 )
 
 

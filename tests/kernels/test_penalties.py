@@ -3,7 +3,6 @@ face against the oracle."""
 
 import pytest
 import torch
-from transformers import RepetitionPenaltyLogitsProcessor
 
 import kernels
 from kernels import reference
@@ -15,6 +14,9 @@ BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f
 
 
 def test_the_oracles_repetition_penalty_is_that_of_transformers() -> None:
+    # Here, not above: every test process would load it.
+    from transformers import RepetitionPenaltyLogitsProcessor
+
     case = penalty_case(torch.float32, 300, 90)
     case["penalties"][:, 1:] = 0
     for value in (0.4, 1.0, 1.3):

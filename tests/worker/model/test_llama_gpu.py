@@ -1,5 +1,7 @@
 """The forward on a GPU in bf16, at the shape of Llama-3.2-1B, against transformers."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """The forward against transformers, same weights, fp32, for every kind of config."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

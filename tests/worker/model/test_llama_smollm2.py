@@ -1,5 +1,7 @@
 """The forward against transformers on the default model, on the CPU."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
 
