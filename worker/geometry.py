@@ -34,7 +34,8 @@ class Geometry:
     max_decode_steps: int
 
     def __post_init__(self) -> None:
-        least = {"num_blocks": 2}  # the scratch block and one to serve from
+        # The scratch block and one to serve from; a token of the prompt and one of the output.
+        least = {"num_blocks": 2, "max_model_len": 2}
         for name in (
             "vocab_size",
             "max_model_len",

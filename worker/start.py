@@ -48,10 +48,19 @@ def make_watched_executor(
 def make_executor(flags: argparse.Namespace) -> Executor:
     """The executor that the flags of worker/__main__.py ask for. Raises StartError."""
     try:
+        _check_length(flags.max_model_len)
         return _simulation(flags) if flags.simulate else _torch_runner(flags)
     except (ModelError, ValueError, OSError) as error:
         log.debug("start failed", exc_info=error)
         raise StartError(str(error)) from error
+
+
+def _check_length(max_model_len: int | None) -> None:
+    if max_model_len is not None and max_model_len < 2:
+        raise ValueError(
+            f"--max-model-len is {max_model_len}, must be at least 2: a token of the prompt and "
+            "one of the output"
+        )
 
 
 def parse_size(text: str) -> int:

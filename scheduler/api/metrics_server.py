@@ -173,6 +173,6 @@ def _bind(listen: str) -> socket.socket:
                 result.setblocking(False)
                 on_error.pop_all()
             return result
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for a name that cannot be one
         raise AddressError(f"{_FLAG} {listen}: cannot be bound: {error}") from error
     raise AddressError(f"{_FLAG} {listen}: the name has no address")

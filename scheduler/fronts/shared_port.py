@@ -27,7 +27,7 @@ class SharedPort:
         try:
             for family, name in _resolve(host.removeprefix("[").removesuffix("]")):
                 self._bind(family, name)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter for a name that cannot be one
             self.close()
             raise AddressError(f"--listen {address}: cannot be bound: {error}") from error
         self.address = f"{host}:{self._port}"

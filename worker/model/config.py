@@ -55,9 +55,9 @@ class ModelConfig:
             raise ConfigError(
                 f"config.json: head_dim {self.head_dim} is odd; rotary embeddings need an even one"
             )
-        if not 1 <= self.max_model_len <= self.context_limit:
+        if not 2 <= self.max_model_len <= self.context_limit:
             raise ConfigError(
-                f"max_model_len is {self.max_model_len}, must be 1 to {self.context_limit} "
+                f"max_model_len is {self.max_model_len}, must be 2 to {self.context_limit} "
                 f"for this model ({self._limit_reason})"
             )
 

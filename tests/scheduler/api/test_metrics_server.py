@@ -181,6 +181,11 @@ def test_an_address_that_cannot_be_is_refused(address, why):
         MetricsServer(address)
 
 
+def test_a_host_that_is_no_name_is_refused():
+    with pytest.raises(AddressError, match=r"--metrics-listen a\.\.b:0: cannot be bound: "):
+        MetricsServer("a..b:0", unprotected=True)
+
+
 def test_others_may_scrape_where_that_is_said():
     server = MetricsServer("0.0.0.0:0", unprotected=True)
     server.start(OneGauge())

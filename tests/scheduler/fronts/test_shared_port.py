@@ -65,6 +65,7 @@ def test_a_port_with_lingering_connections_of_a_server_that_ended_is_taken() -> 
     SharedPort(f"127.0.0.1:{number}").close()
 
 
-def test_a_host_that_is_not_known_is_refused() -> None:
-    with pytest.raises(AddressError, match="cannot be bound"):
-        SharedPort("nowhere.invalid:0")
+@pytest.mark.parametrize("address", ["nowhere.invalid:0", "a..b:0"])
+def test_a_host_that_is_not_known_or_no_name_is_refused(address: str) -> None:
+    with pytest.raises(AddressError, match=f"--listen {re.escape(address)}: cannot be bound: "):
+        SharedPort(address)

@@ -74,12 +74,15 @@ def test_rows_are_as_long_as_the_rope_is_right(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         read(tmp_path, 513)
     assert str(error.value) == (
-        "max_model_len is 513, must be 1 to 512 for this model (max_position_embeddings)"
+        "max_model_len is 513, must be 2 to 512 for this model (max_position_embeddings)"
     )
+    assert read(tmp_path, 2).max_model_len == 2
+    with pytest.raises(ConfigError, match="is 1, must be 2 to 512"):
+        read(tmp_path, 1)
     linear = {"type": "linear", "factor": 4.0}
     assert read(tmp_path, rope_scaling=linear).max_model_len == 512
     assert read(tmp_path, 2048, rope_scaling=linear).max_model_len == 2048
-    with pytest.raises(ConfigError, match="is 2049, must be 1 to 2048"):
+    with pytest.raises(ConfigError, match="is 2049, must be 2 to 2048"):
         read(tmp_path, 2049, rope_scaling=linear)
 
 
@@ -89,7 +92,7 @@ def test_dynamic_rope_is_served_up_to_the_original_context_only(tmp_path: Path) 
     with pytest.raises(ConfigError) as error:
         ModelConfig.from_folder(tmp_path, max_model_len=129)
     assert str(error.value) == (
-        "max_model_len is 129, must be 1 to 128 for this model "
+        "max_model_len is 129, must be 2 to 128 for this model "
         "(dynamic rope is served up to the original context)"
     )
 
