@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,8 @@ from scheduler.core.static_batching import StaticBatching
 from tests.scheduler.core.fake_worker import VOCAB, FakeWorker
 from tests.scheduler.core.harness import Harness
 from tests.scheduler.core.test_static_batching import sampled
+
+REQUESTS = 30
 
 
 class RandomLoad:
@@ -70,6 +74,11 @@ class RandomLoad:
         return {h: tokens[h] for h in ends if h not in self.cancelled}
 
 
+@cache
+def tokens_of_continuous_batching(seed: int, losses: bool) -> dict[int, list[int]]:
+    return RandomLoad(seed, ContinuousBatching(), losses).play(REQUESTS)
+
+
 @pytest.mark.parametrize("losses", [False, True])
 @pytest.mark.parametrize("return_together", [False, True])
 def test_tokens_equal_continuous_batchings_for_any_load(
@@ -79,7 +88,7 @@ def test_tokens_equal_continuous_batchings_for_any_load(
     for seed in range(12):
         policy = StaticBatching(return_together=return_together)
         ours = RandomLoad(seed, policy, losses)
-        assert ours.play(30) == RandomLoad(seed, ContinuousBatching(), losses).play(30)
+        assert ours.play(REQUESTS) == tokens_of_continuous_batching(seed, losses)
         totals = ours.harness.engine.totals
         discarded += totals.discarded_tokens
         if not losses:
