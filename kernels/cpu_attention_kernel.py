@@ -25,6 +25,26 @@ def _padded(count: int, unit: int) -> int:
 
 
 @inner
+def _ask(
+    layout: tuple[int, int, int, int],
+    table: np.ndarray,
+    start: int,
+    count: int,
+    k_pool: int,
+    v_pool: int,
+) -> None:
+    """Has keys and values of these positions on their way from memory: they lie in pieces too small
+    for a processor to foresee the next."""
+    kind, head_dim, block_size, slot_bytes = layout
+    for i in range(start, start + count):
+        block = i // block_size
+        slot = np.int64(table[block]) * block_size + (i - block * block_size)
+        for line in range(0, head_dim * size_of(kind), _LINE):
+            vector.prefetch(k_pool + slot * slot_bytes + line)
+            vector.prefetch(v_pool + slot * slot_bytes + line)
+
+
+@inner
 def _gather(
     layout: tuple[int, int, int, int],
     table: np.ndarray,
@@ -157,6 +177,8 @@ def _attend_item(
     head_bytes = head_dim * size_of(kind)
     layout = kind, head_dim, arguments[6], kv_heads * head_bytes
     k_pool, v_pool = arguments[10] + head * head_bytes, arguments[11] + head * head_bytes
+    end = position + tokens
+    _ask(layout, table, 0, min(TILE, end), k_pool, v_pool)
     for i in range(tokens * group):
         at = ((first + i // group) * heads + head * group + i % group) * head_bytes
         query = queries + _FLOAT * i * key_width
@@ -168,9 +190,9 @@ def _attend_item(
         for j in range(0, width, LANES):
             vector.store(sums + _FLOAT * i * width, j, nothing)
         states[2 * i], states[2 * i + 1] = _NONE, np.float32(0)
-    end = position + tokens
     for start in range(0, end, TILE):
-        count = min(TILE, end - start)
+        count, behind = min(TILE, end - start), start + TILE
+        _ask(layout, table, behind, min(TILE, end - behind), k_pool, v_pool)
         _gather(layout, table, start, count, k_pool, v_pool, lines, keys, values)
         for i in range(tokens * group):
             visible = min(TILE, position + i // group + 1 - start)
