@@ -21,12 +21,14 @@ _NORMED = 1 << 14  # numbers that every thread normalizes for itself
 
 
 def takes(weight: torch.Tensor) -> bool:
+    """Whether the kernel multiplies by it: it has no code for what is left of a tile."""
     n, k = weight.shape
     fits = n % (2 * LINES) == 0 and k % DEPTH == 0
     return weight.dtype == torch.bfloat16 and fits and amx.is_available()
 
 
 def packed(weight: PackedWeight) -> bool:
+    """Whether its data is what `pack` makes."""
     return isinstance(weight.data, torch.Tensor)
 
 
@@ -47,8 +49,11 @@ def multiply(
     gated: bool = False,
 ) -> torch.Tensor:
     """x [t, k] -> [t, n]: normalized before with a gain, plus a bias and a residual, and with
-    `gated` the first half of the columns activated times the second half."""
+    `gated` the first half of the columns activated times the second half. Raises ValueError and
+    TypeError for an x that is not of the weight's width, not bfloat16 or not contiguous."""
     rows, k = x.shape
+    if k != weight.in_features:
+        raise ValueError(f"x has {k} columns, must have the weight's {weight.in_features}")
     dtype, n = torch.bfloat16, weight.out_features // (2 if gated else 1)
     out = x.new_empty((rows, n))
     if rows == 0:

@@ -104,6 +104,16 @@ def test_other_weights_are_left_to_the_library(dtype: torch.dtype, shape: tuple[
     torch.testing.assert_close(OPS.linear(x, packed), x @ weight.T, rtol=1e-2, atol=1e-2)
 
 
+@needs_amx
+def test_an_input_of_another_width_or_dtype_is_refused() -> None:
+    packed = OPS.pack_weight(randn(64, 64, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="x has 32 columns, must have the weight's 64"):
+        OPS.linear(randn(3, 32, dtype=torch.bfloat16), packed)
+    with pytest.raises(TypeError, match=r"must be of torch.bfloat16 and contiguous"):
+        OPS.linear(randn(3, 64, dtype=torch.float32), packed)
+    assert OPS.linear(randn(3, 64, dtype=torch.bfloat16)[:0], packed).shape == (0, 64)
+
+
 def _refuses(*_: object) -> int:
     return -1
 
