@@ -21,7 +21,9 @@ _PARTS = ((12288, 2, 2), (8192, 4, 4), (4096, 2, 2), (1024, 2, 8))
 
 def count_parts(rows: int, n: int, k: int, programs: int) -> int:
     """Of a product of [rows, k] and [n, k] on a card of so many multiprocessors; 1 if parts do not
-    pay."""
+    pay. One row stays whole: its next norm is part of a product (`kernels.gemv`) and adds none."""
+    if rows < 2:
+        return 1
     tiles = triton.cdiv(rows, TILE) * triton.cdiv(n, TILE)
     for inputs, parts, room in _PARTS:
         # A part's lines begin at a multiple of 16 bytes.

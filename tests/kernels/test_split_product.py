@@ -26,6 +26,7 @@ BF16 = torch.bfloat16
         (4096, 14336, {65: 2, 256: 2, 257: 1}),
         (576, 1536, {65: 2, 512: 1}),
         (64, 1000, {65: 1}),
+        (64, 20000, {1: 1, 2: 2}),  # more inputs than the product of one row takes
     ],
 )
 def test_few_outputs_of_many_inputs_are_computed_in_parts(
