@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 
 from scheduler.core.worker_link import (
@@ -318,6 +319,9 @@ def test_a_worker_that_hangs_is_noticed_and_resumed_when_it_goes_on() -> None:
     ):
         incarnation = inbox.next(Connected).info.incarnation
         worker.process.send_signal(signal.SIGSTOP)
+        process = psutil.Process(worker.process.pid)
+        # A moment after the signal: until then it answers.
+        wait_for(lambda: process.status() == psutil.STATUS_STOPPED, "it stands still")
         link.send(empty_plan(1, incarnation))
         assert "ping timeout" in inbox.next(Disconnected).reason
         link.send(empty_plan(2, incarnation))
