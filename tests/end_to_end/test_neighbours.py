@@ -108,10 +108,8 @@ def assert_same_together(
     return preemptions
 
 
-# depth, chunk (tokens per step), K/V blocks of 4 tokens, batches
-TINY_SETTINGS = [
-    (1, 512, 2000, (2, 3, 8, 32)), (2, 24, 60, (3, 8, 32)), (3, 7, 40, (2, 32)),
-]  # fmt: skip
+# depth, chunk (tokens per step), K/V blocks of 4 tokens
+TINY_SETTINGS = [(1, 512, 2000), (2, 24, 60), (3, 7, 40)]
 
 
 def test_a_tiny_llamas_tokens_are_the_same_alone_and_in_any_batch(tmp_path: Path) -> None:
@@ -119,24 +117,24 @@ def test_a_tiny_llamas_tokens_are_the_same_alone_and_in_any_batch(tmp_path: Path
     works = some_work(32, vocab_size=256, longest_prompt=60, longest_output=40)
     expected: list[Output] = []
     preemptions = []
-    for depth, chunk, blocks, batches in TINY_SETTINGS:
+    for depth, chunk, blocks in TINY_SETTINGS:
         worker = ("--num-blocks", str(blocks), "--block-size", "4", "--threads", "1")
         scheduler = ("--pipeline-depth", str(depth), "--max-step-tokens", str(chunk))
         with running(model=folder, worker=worker, scheduler=scheduler) as servers:
             expected = expected or alone(servers.address, works)
-            for batch in batches:
+            for batch in (2, 3, 8, 32):
                 last = assert_same_together(servers.address, works, expected, batch)
             preemptions.append(last)
     assert preemptions[0] == 0
     assert min(preemptions[1:]) > 0, "the small pools must have preempted"
 
 
-@pytest.mark.timeout(600)  # a tenth of that, but for other work on the cores
+@pytest.mark.timeout(600)  # an eighth of that, but for other work on the cores
 def test_smollm2s_tokens_are_the_same_alone_and_in_any_batch() -> None:
-    works = some_work(32, vocab_size=49152, longest_prompt=40, longest_output=8)
+    works = some_work(32, vocab_size=49152, longest_prompt=40, longest_output=12)
     expected: list[Output] = []
     preemptions = []
-    for depth, chunk, blocks in [(1, 512, 6400), (3, 20, 60)]:
+    for depth, chunk, blocks in [(1, 512, 6400), (2, 64, 60), (3, 20, 60)]:
         worker = ("--dtype", "float32", "--block-size", "1", "--num-blocks", str(blocks))
         scheduler = ("--pipeline-depth", str(depth), "--max-step-tokens", str(chunk))
         with running(model=fetch(), worker=worker, scheduler=scheduler) as servers:
@@ -145,4 +143,4 @@ def test_smollm2s_tokens_are_the_same_alone_and_in_any_batch() -> None:
                 last = assert_same_together(servers.address, works, expected, batch)
             preemptions.append(last)
     assert preemptions[0] == 0
-    assert max(preemptions) > 0, "the small pools must have preempted"
+    assert min(preemptions[1:]) > 0, "the small pools must have preempted"
