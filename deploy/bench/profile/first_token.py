@@ -61,6 +61,8 @@ class FirstToken:
             back = {"engine, front end, client": seen - s.taken}
         else:
             called, received, delivering = (at / 1e6 - s.origin for at in self.requests.values())
+            # The client tells the time once it has sent, by when the call may be there.
+            sent = np.minimum(sent, called)
             out = {
                 "to the front end": called - sent,
                 "front end": received - called,

@@ -150,6 +150,10 @@ def test_with_front_ends_apart_their_part_of_a_prompts_way_is_told() -> None:
     assert parts["engine"] == pytest.approx(1.0)
     assert parts["engine, back"] == pytest.approx((0.5 + 1.5) / 2)
     assert parts["front end, client"] == pytest.approx(1.5)
+    # A client that tells the time only after its call has come.
+    late = FirstToken(512, steps, due, [0.0185, 0.0366], seen, requests).spans
+    np.testing.assert_allclose(late["client"], [0.5, 0.1])
+    np.testing.assert_allclose(late["to the front end"], [0.0, 1.4])
     with pytest.raises(ValueError, match="2 requests came where one was sent"):
         requests_of_prompts(read(hub), [(0.0175, 0.021), (0.025, 0.041)])
 
