@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +17,9 @@ from nanoserve.channel import DEFAULT_ADDRESS, channel_options, is_local, tls_op
 SYSTEM_CA = "system"
 ADDRESS, CA = "NANOSERVE_ADDRESS", "NANOSERVE_TLS_CA"
 TOKEN, TOKEN_FILE = "NANOSERVE_TOKEN", "NANOSERVE_TOKEN_FILE"
+# What gRPC takes besides HOST:PORT. A host without a port would be dialled at 443.
+_SCHEMES = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:")
+_HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
 _PEM = b"-----BEGIN CERTIFICATE-----"
 
 
@@ -25,8 +29,8 @@ class Access:
     "system", the channel is encrypted, and the server's certificate must be signed by one of
     them and be for the host of the address. `token` goes with every call.
 
-    Raises ValueError for a file that cannot be used, and for a token that would go over the
-    network unencrypted.
+    Raises ValueError for an address of another form, for a file that cannot be used, and for a
+    token that would go over the network unencrypted.
     """
 
     address: str = DEFAULT_ADDRESS
@@ -34,6 +38,8 @@ class Access:
     token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if not _is_address(self.address):
+            raise ValueError(f"address {self.address!r}: give HOST:PORT or unix:PATH")
         if self.token is not None and not _is_sendable(self.token):
             raise ValueError("the token is empty or has characters other than visible ASCII")
         if self.token is not None and self.tls_ca is None and not is_local(self.address):
@@ -114,6 +120,13 @@ def _read_token(path: str) -> str:
     if not _is_sendable(token):
         raise ValueError(f"token file {path}: must hold one token and nothing else")
     return token
+
+
+def _is_address(text: str) -> bool:
+    if text.startswith(_SCHEMES):
+        return True
+    match = _HOST_AND_PORT.fullmatch(text)
+    return match is not None and 0 < int(match[2]) < 2**16
 
 
 def _is_sendable(token: str) -> bool:

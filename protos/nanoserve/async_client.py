@@ -38,8 +38,8 @@ class AsyncClient:
     ) -> None:
         """With `tls_ca`, a file of PEM certificates or "system" for those that gRPC brings, the
         channel is encrypted and the server must prove who it is. `token` goes with each call.
-        Raises ValueError for a file that cannot be used, and for a token without encryption on
-        an address beyond this machine."""
+        Raises ValueError for an address of another form, for a file that cannot be used, and for
+        a token without encryption on an address beyond this machine."""
         access = Access(address, tls_ca, token)
         self._metadata = access.metadata
         self._channel = access.aio_channel()

@@ -6,6 +6,10 @@ _CLOSED = (
     "the server closes connections before a call: it wants TLS (give its CA) or, with TLS, "
     "another client certificate (its log says why), or it is going away"
 )
+_CLOSED_LATER = (
+    "it closes connections before a call: it is ending; if that lasts, it wants other certificates "
+    "than before (its log says why)"
+)
 # What gRPC and its TLS library say -> what it means, by the first that is found.
 _REASONS: tuple[tuple[str, str], ...] = (
     (
@@ -33,6 +37,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
     ("Socket closed", _CLOSED),
     ("Connection reset by peer", _CLOSED),
 )
+_NOBODY = ("Connection refused", "No such file or directory")
 
 
 def trouble(details: str | None) -> str | None:
@@ -41,3 +46,15 @@ def trouble(details: str | None) -> str | None:
     if not details or not details.startswith("failed to connect"):
         return None
     return next((reason for sign, reason in _REASONS if sign in details), None)
+
+
+def worker_trouble(details: str | None, *, served_before: bool) -> str | None:
+    """The same of a worker, in the words of its scheduler, and also if nobody is there.
+    `served_before`: a worker that was connected closes connections because it ends."""
+    reason = trouble(details)
+    if served_before and reason is _CLOSED:
+        return _CLOSED_LATER
+    if reason is None and details and details.startswith("failed to connect"):
+        signs = [sign for sign in _NOBODY if sign in details]
+        return f"nobody listens there ({signs[0]})" if signs else None
+    return reason

@@ -11,7 +11,7 @@ import grpc
 
 from nanoserve import tls
 from nanoserve.channel import tls_options
-from nanoserve.connection_trouble import trouble
+from nanoserve.connection_trouble import worker_trouble
 from nanoserve.v1 import worker_pb2, worker_pb2_grpc
 from scheduler.core.worker_link import (
     Connected,
@@ -122,7 +122,7 @@ class GrpcWorkerLink:
                 reason, lasting = str(error), True
             except grpc.RpcError as error:
                 ours = self._must_reset and error.code() is grpc.StatusCode.CANCELLED
-                reason = _GIVEN_UP if ours else _describe(error)
+                reason = _GIVEN_UP if ours else self._describe(error)
                 step_failed = error.code() is grpc.StatusCode.DATA_LOSS
             except Exception as error:
                 if not self._closed.is_set():
@@ -166,7 +166,7 @@ class GrpcWorkerLink:
             response = stub.Connect(request, timeout=_CONTROL_SECONDS)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                raise ConnectRefused(_describe(error)) from None
+                raise ConnectRefused(self._describe(error)) from None
             raise
         if self._must_reset and response.incarnation == self._window.incarnation:
             stub.Reset(worker_pb2.ResetRequest(epoch=self._epoch), timeout=_CONTROL_SECONDS)
@@ -240,9 +240,10 @@ class GrpcWorkerLink:
             self._inbox.post(Disconnected(reason, step_failed))
         self._closed.wait(delay)
 
-
-def _describe(error: grpc.RpcError) -> str:
-    return f"{error.code().name}: {trouble(error.details()) or error.details()}"
+    def _describe(self, error: grpc.RpcError) -> str:
+        details, served_before = error.details(), bool(self._window.incarnation)
+        reason = worker_trouble(details, served_before=served_before)
+        return f"{error.code().name}: {reason or details}"
 
 
 def worker_info(response: worker_pb2.ConnectResponse) -> WorkerInfo:

@@ -10,7 +10,7 @@ from nanoserve import AsyncClient, Client
 from nanoserve.access import Access, access_from
 from nanoserve.channel import DEFAULT_ADDRESS
 from nanoserve.cli.main import main
-from nanoserve.connection_trouble import trouble
+from nanoserve.connection_trouble import trouble, worker_trouble
 from tests.certificates import Certificates
 from tests.protos.scripted_server import ScriptedServer
 
@@ -40,6 +40,33 @@ def test_a_token_is_not_sent_unencrypted_to_another_machine(ca: str) -> None:
 
 def test_a_token_is_in_no_representation() -> None:
     assert "secret" not in repr(Access(token="secret"))
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "host",
+        "host:",
+        ":1",
+        "host:0",
+        "host:65536",
+        "host:-1",
+        "a b:1",
+        "http://host:1",
+        "::1:5",
+    ],
+)
+def test_an_address_of_another_form_is_told_at_once(address: str) -> None:
+    for make in (Access, Client, AsyncClient):
+        with pytest.raises(ValueError, match="give HOST:PORT") as raised:
+            make(address)
+        assert str(raised.value) == f"address {address!r}: give HOST:PORT or unix:PATH"
+
+
+@pytest.mark.parametrize("address", ["h-1.example_:1", "[::1]:65535", "unix:s", "dns:///host:1"])
+def test_addresses_that_grpc_can_dial_are_taken(address: str) -> None:
+    assert Access(address).address == address
 
 
 @pytest.mark.parametrize("token", ["", "a b", "a\nb", "é", "a\x00"])
@@ -98,6 +125,17 @@ def test_a_token_file_with_anything_else_is_refused_without_showing_it(
 )
 def test_other_failures_are_none_of_tls(details) -> None:
     assert trouble(details) is None
+
+
+def test_only_of_a_worker_that_never_served_are_closed_connections_put_down_to_certificates() -> (
+    None
+):
+    closed = "failed to connect to all addresses; last error: UNAVAILABLE: unix:/w: Socket closed"
+    assert worker_trouble(closed, served_before=False) == trouble(closed)
+    assert "it is ending" in (worker_trouble(closed, served_before=True) or "")
+    expired = "failed to connect: CERTIFICATE_VERIFY_FAILED: certificate has expired"
+    assert worker_trouble(expired, served_before=True) == trouble(expired)
+    assert worker_trouble("Stream removed", served_before=True) is None
 
 
 def test_the_command_takes_all_of_it_from_the_environment_or_flags(

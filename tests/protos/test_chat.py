@@ -57,6 +57,23 @@ def test_help_asks_nothing_of_the_server(server: ScriptedServer) -> None:
     assert server.requests == []
 
 
+def test_what_looks_like_a_command_and_is_none_goes_to_nobody(server: ScriptedServer) -> None:
+    typed = "/rest\n/reset all\n/quit \n"
+    done = nanoserve("chat", "--address", server.address, stdin=typed)
+    assert done.stderr == (
+        "(no command '/rest': /help lists them)\n(no command '/reset all': /help lists them)\n"
+    )
+    assert (server.requests, done.returncode) == ([], 0)
+
+
+def test_a_question_may_begin_with_a_slash(server: ScriptedServer) -> None:
+    nanoserve("chat", "--address", server.address, stdin="/etc/passwd: what is it?\n/ or \\?\n")
+    assert [contents(request)[-1] for request in server.requests] == [
+        "/etc/passwd: what is it?",
+        "/ or \\?",
+    ]
+
+
 def test_room_for_the_answer_is_half_the_context_of_a_small_model(server: ScriptedServer) -> None:
     nanoserve("chat", "--address", server.address, stdin="one\n")
     server.status.max_model_len = 100_000

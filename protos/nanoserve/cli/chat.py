@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import sys
 
 from nanoserve.cli import sampling
@@ -29,6 +30,8 @@ _HELP = """\
 /quit    end (so does Ctrl-D)
 Ctrl-C   stop the answer; what came of it stays in the conversation
 """
+# Not "/etc/passwd: what is it?": that is a question.
+_COMMAND = re.compile(r"/[A-Za-z]+(?!\S)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,6 +97,8 @@ class Session:
             sys.stderr.write(_HELP)
         elif line == "/reset":
             self._conversation.reset()
+        elif _COMMAND.match(line):
+            print(f"(no command {line!r}: /help lists them)", file=sys.stderr)
         elif line:
             self._answer(line)
 

@@ -170,9 +170,36 @@ def test_a_worker_that_comes_late_is_waited_for(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/worker"
     with linked(address) as (_, inbox):
         reason = inbox.next(Disconnected).reason
-        assert reason.startswith("UNAVAILABLE: ")
+        assert reason == "UNAVAILABLE: nobody listens there (No such file or directory)"
         with running_worker(address=address):
             assert not inbox.next(Connected).resumed
+
+
+def test_a_port_with_no_worker_at_it_is_told_in_plain_words() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with linked(f"127.0.0.1:{port}") as (_, inbox):
+        reason = inbox.next(Disconnected).reason
+    assert reason == "UNAVAILABLE: nobody listens there (Connection refused)"
+
+
+def test_a_worker_that_closes_connections_as_it_ends_is_not_taken_for_a_wrong_certificate(
+    tmp_path: Path,
+) -> None:
+    address = f"unix:{tmp_path}/worker"
+    with linked(address) as (_, inbox):
+        with running_worker(address=address):
+            inbox.next(Connected)
+        with socket.socket(socket.AF_UNIX) as ending:
+            ending.bind(f"{tmp_path}/worker")
+            ending.listen()
+            ending.settimeout(SECONDS)
+            reason = ""
+            while "closes connections before a call" not in reason:
+                ending.accept()[0].close()
+                while not inbox.empty():
+                    reason = inbox.next(Disconnected).reason
+        assert reason.startswith("UNAVAILABLE: it closes connections before a call: it is ending;")
 
 
 def test_a_new_worker_at_the_address_drops_the_window(tmp_path: Path) -> None:
