@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _Add = Callable[..., None]
 _SIMULATED = "simulated worker (no torch, no weights)"
+_MODEL = "model and pool"
+# Of that group, those that a simulated worker has as well.
+_POOL = frozenset(("--model", "--num-blocks", "--block-size"))
 
 
 def parser() -> EnvironmentParser:
@@ -30,7 +33,7 @@ def parser() -> EnvironmentParser:
         epilog="python -m worker replay FILE runs recorded steps again: see replay --help.",
     )
     _add_process(_adder(result))
-    _add_model(_adder(result.add_argument_group("model and pool")))
+    _add_model(_adder(result.add_argument_group(_MODEL)))
     _add_limits(_adder(result.add_argument_group("limits, which the scheduler learns")))
     _add_recording(_adder(result.add_argument_group("recordings, for python -m worker replay")))
     _add_simulation(_adder(result.add_argument_group(_SIMULATED)))
@@ -48,7 +51,7 @@ def replay_parser() -> argparse.ArgumentParser:
     text = "what --record wrote, or a file of a --dump-dir"
     result.add_argument("recording", type=Path, metavar="FILE", help=text)
     _add_log(_adder(result))
-    _add_model(_adder(result.add_argument_group("model and pool")))
+    _add_model(_adder(result.add_argument_group(_MODEL)))
     _add_limits(_adder(result.add_argument_group("limits")))
     _add_simulation(_adder(result.add_argument_group(_SIMULATED)))
     return result
@@ -61,19 +64,23 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     options = flags.parse_with(given, os.environ)
     if not options.simulate and options.model is None:
         flags.error("--model DIR is needed, or --simulate")
-    if not options.simulate and (given := _simulations(flags, options)):
-        flags.error(f"{', '.join(given)}: of no effect without --simulate")
+    if options.simulate:
+        idle, word = _given(flags, options, _MODEL) - _POOL, "with"
+    else:
+        idle, word = _given(flags, options, _SIMULATED), "without"
+    if idle:
+        flags.error(f"{', '.join(sorted(idle))}: of no effect {word} --simulate")
     return options
 
 
-def _simulations(flags: argparse.ArgumentParser, options: argparse.Namespace) -> list[str]:
-    """What is given of the flags for a simulated worker alone."""
-    (group,) = (group for group in flags._action_groups if group.title == _SIMULATED)
-    return [
+def _given(flags: argparse.ArgumentParser, options: argparse.Namespace, title: str) -> set[str]:
+    """What is given of the flags of a group."""
+    (group,) = (group for group in flags._action_groups if group.title == title)
+    return {
         action.option_strings[0]
         for action in group._group_actions
         if getattr(options, action.dest) != action.default
-    ]
+    }
 
 
 def _add_process(add: _Add) -> None:
@@ -171,7 +178,10 @@ def _adder(group: argparse._ActionsContainer) -> _Add:
 
 
 def _ids(text: str) -> frozenset[int]:
-    return frozenset(int(part) for part in text.split(",") if part)
+    parts = [part for part in text.split(",") if part]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} must be token ids, with commas in between")
+    return frozenset(map(int, parts))
 
 
 def _tls_flags(options: argparse.Namespace) -> TlsFlags | None:

@@ -46,8 +46,11 @@ class SimulationOptions:
 
 
 def read_script(path: Path, vocab_size: int) -> tuple[int, ...]:
-    """A JSON list of token ids; raises ValueError for anything else."""
-    script = json.loads(path.read_text())
+    """A JSON list of token ids; raises ValueError for anything else, or for no file."""
+    try:
+        script = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"script {path}: cannot be read: {error}") from error
     if not isinstance(script, list) or not script:
         raise ValueError(f"script {path}: must be a JSON list of at least one token id")
     for i, token in enumerate(script):

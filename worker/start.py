@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import re
@@ -49,6 +48,7 @@ def make_executor(flags: argparse.Namespace) -> Executor:
     """The executor that the flags of worker/__main__.py ask for. Raises StartError."""
     try:
         _check_length(flags.max_model_len)
+        _check_pool(flags)
         return _simulation(flags) if flags.simulate else _torch_runner(flags)
     except (ModelError, ValueError, OSError) as error:
         log.debug("start failed", exc_info=error)
@@ -63,11 +63,27 @@ def _check_length(max_model_len: int | None) -> None:
         )
 
 
+def _check_pool(flags: argparse.Namespace) -> None:
+    """What is wrong with the pool's size is told before a model is loaded for it."""
+    if flags.kv_memory:
+        parse_size(flags.kv_memory)
+        if flags.num_blocks is not None:
+            raise ValueError("give either --num-blocks or --kv-memory, not both")
+    if not 0 < flags.gpu_memory_utilization <= 1:
+        raise ValueError(
+            f"--gpu-memory-utilization is {flags.gpu_memory_utilization}, must be above 0, at "
+            "most 1"
+        )
+
+
 def parse_size(text: str) -> int:
-    """Bytes of a size such as "512MiB", "1.5GiB" or "1000000". Raises ValueError."""
+    """Bytes of a --kv-memory such as "512MiB", "1.5GiB" or "1000000". Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if not match or match[2] not in _UNITS:
-        raise ValueError(f"size {text!r} must be a number with one of {', '.join(_UNITS)[2:]}")
+        raise ValueError(
+            f"--kv-memory is {text!r}, must be a number, of bytes or with one of "
+            f"{', '.join(_UNITS)[2:]}"
+        )
     return int(float(match[1]) * _UNITS[match[2]])
 
 
@@ -101,11 +117,12 @@ def _given(flag: _Number | None, default: _Number) -> _Number:
 
 
 def _simulation(flags: argparse.Namespace) -> Executor:
+    from worker.model.config import read_json
     from worker.simulate import SimulatedExecutor, SimulationOptions, read_script
 
     config: dict[str, Any] = {}
     if flags.model:
-        config = json.loads((flags.model / "config.json").read_text())
+        config = read_json(flags.model / "config.json")
     vocab_size = _given(flags.vocab_size, config.get("vocab_size", 32000))
     geometry = _geometry(
         flags,
@@ -120,6 +137,7 @@ def _simulation(flags: argparse.Namespace) -> Executor:
         dtype="float32",
         bytes_per_block=8 * flags.block_size,  # the pool holds one 64-bit hash per token
     )
+    _check_ids(flags, vocab_size)
     options = SimulationOptions(
         step_ms=flags.step_ms,
         token_us=flags.token_us,
@@ -130,6 +148,13 @@ def _simulation(flags: argparse.Namespace) -> Executor:
         hang_tokens=flags.hang_tokens or frozenset(),
     )
     return SimulatedExecutor(geometry, options)
+
+
+def _check_ids(flags: argparse.Namespace, vocab_size: int) -> None:
+    for name in ("avoid_tokens", "non_finite_tokens", "crash_tokens", "hang_tokens"):
+        if (ids := getattr(flags, name)) and (most := max(ids)) >= vocab_size:
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{flag} has {most}, must be 0 <= id < {vocab_size} (vocab_size)")
 
 
 def limit_spinning() -> None:
@@ -217,10 +242,6 @@ def _pool(flags: argparse.Namespace, model: Llama, geometry: Geometry, cuda_grap
     from worker.kv_pool import allocate_pool, plan_pool
     from worker.model.memory_profile import pool_bytes
 
-    if not 0 < flags.gpu_memory_utilization <= 1:
-        raise ValueError(
-            f"gpu-memory-utilization is {flags.gpu_memory_utilization}, must be above 0, at most 1"
-        )
     kv_memory = parse_size(flags.kv_memory) if flags.kv_memory else None
     available = None
     if flags.num_blocks is None and kv_memory is None:

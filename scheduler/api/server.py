@@ -78,10 +78,13 @@ class ServerConfig:
                 f"--max-streams-per-connection {self.max_streams}: must be from 1 to {2**31 - 1}"
             )
         if not 0 <= self.drain_timeout < float("inf"):
-            raise ValueError(f"--drain-timeout {self.drain_timeout}: must be 0 seconds or more")
+            raise ValueError(
+                f"--drain-timeout {self.drain_timeout}: must be 0 seconds or more, finite"
+            )
         if not 0 < self.max_request_seconds < float("inf"):
             raise ValueError(
-                f"--max-request-seconds {self.max_request_seconds}: must be more than 0 seconds"
+                f"--max-request-seconds {self.max_request_seconds}: must be more than 0 seconds, "
+                "finite"
             )
 
 

@@ -38,6 +38,78 @@ def test_a_simulations_flag_without_one_is_refused_wherever_it_is_given(
     parse(["--simulate", flag, value])
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--device", "cpu"),
+        ("--dtype", "float32"),
+        ("--kv-memory", "1GiB"),
+        ("--gpu-memory-utilization", "0.5"),
+        ("--no-cuda-graphs", ""),
+        ("--batch-invariant", ""),
+        ("--threads", "2"),
+    ],
+)
+def test_a_models_flag_is_refused_in_a_simulation(
+    flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [flag, value] if value else [flag]
+    with pytest.raises(SystemExit, match="2"):
+        parse(["--simulate", *given])
+    assert capsys.readouterr().err.endswith(f"error: {flag}: of no effect with --simulate\n")
+    parse(["--model", "folder", *given])
+
+
+def test_a_simulation_may_have_a_models_configuration_and_a_pool_of_any_size() -> None:
+    options = parse(["--simulate", "--model", "m", "--num-blocks", "9", "--block-size", "4"])
+    assert (options.num_blocks, options.block_size) == (9, 4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--model", "m", "--kv-memory", "8GB"],
+            "--kv-memory is '8GB', must be a number, of bytes or with one of B, KiB, MiB, GiB, TiB",
+        ),
+        (
+            ["--model", "m", "--kv-memory", "8GiB", "--num-blocks", "9"],
+            "give either --num-blocks or --kv-memory, not both",
+        ),
+        (
+            ["--model", "m", "--gpu-memory-utilization", "nan"],
+            "--gpu-memory-utilization is nan, must be above 0, at most 1",
+        ),
+        (
+            ["--simulate", "--model", "m"],
+            "m/config.json does not exist: give a Hugging Face model folder with config.json",
+        ),
+        (
+            ["--simulate", "--vocab-size", "9", "--crash-tokens", "8,9"],
+            "--crash-tokens has 9, must be 0 <= id < 9 (vocab_size)",
+        ),
+        (
+            ["--simulate", "--script", "no.json"],
+            "script no.json: cannot be read: [Errno 2] No such file or directory: 'no.json'",
+        ),
+    ],
+)
+def test_what_needs_no_weights_to_be_seen_is_refused_before_they_are_loaded(
+    flags: list[str], message: str
+) -> None:
+    with pytest.raises(StartError) as refused:
+        make_executor(parse(flags))
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize("ids", ["x", "1,x", "-1", "1;2"])
+def test_what_is_no_list_of_ids_is_refused(ids: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse(["--simulate", f"--crash-tokens={ids}"])
+    message = f"--crash-tokens: {ids!r} must be token ids, with commas in between\n"
+    assert capsys.readouterr().err.endswith(message)
+
+
 def test_a_model_needs_no_flag_of_a_simulation() -> None:
     assert not parse(["--model", "folder"]).simulate
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from worker.model.errors import ConfigError
 from worker.model.rope_config import RopeConfig
@@ -67,7 +68,7 @@ class ModelConfig:
 
         Raises ConfigError naming key and value for what is damaged or not supported.
         """
-        raw = _read_json(Path(folder) / "config.json")
+        raw = read_json(Path(folder) / "config.json")
         _check_supported(raw)
         heads = _whole(raw, "num_attention_heads")
         hidden = _whole(raw, "hidden_size")
@@ -123,7 +124,8 @@ class ModelConfig:
         return self.num_kv_heads * self.head_dim
 
 
-def _read_json(path: Path) -> dict[str, object]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A file of a model's folder. Raises ConfigError if it is not there, or no JSON object."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

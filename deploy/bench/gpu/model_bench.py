@@ -112,7 +112,9 @@ class ModelBench:
 
     def _worker(self) -> WorkerProcess:
         options = self._options
-        flags = ("--model", str(self._folder), "--device", options.device)
+        simulated = "--simulate" in options.worker_args  # to try this out: it has no device
+        device = () if simulated else ("--device", options.device)
+        flags = ("--model", str(self._folder), *device)
         repeated = ("--max-decode-steps", str(options.decode_steps))
         return WorkerProcess((*flags, *repeated, *options.worker_args))
 
