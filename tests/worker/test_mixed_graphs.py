@@ -63,9 +63,10 @@ def test_token_sizes_end_at_the_tokens_that_a_step_may_have() -> None:
     assert token_sizes(64) == (16, 32, 64)
     assert token_sizes(100) == (16, 32, 64, 100)
     assert token_sizes(4096)[-3:] == (3072, 3584, 4096)
-    assert token_sizes(8192) == token_sizes(4096)
-    sizes = token_sizes(8192)
-    assert len(sizes) == 22
+    assert token_sizes(8192)[-3:] == (6144, 7168, 8192)
+    assert token_sizes(10_000) == token_sizes(8192)
+    sizes = token_sizes(10_000)
+    assert len(sizes) == 26
     assert max((after - size) / after for size, after in pairwise(sizes[4:])) <= 0.25
 
 
