@@ -1,5 +1,6 @@
 import pytest
 
+from scheduler.core.engine import MOST_MESSAGES
 from scheduler.core.front_end import Failure, FailureKind, Finish, FinishReason
 from tests.scheduler.core.fake_worker import FakeWorker, expected_tokens
 from tests.scheduler.core.harness import Harness
@@ -46,6 +47,17 @@ def test_steps_in_flight_reach_the_depth_and_never_pass_it() -> None:
     harness.submit(PROMPT, 20)
     harness.turn()
     assert len(harness.worker.unanswered) == 3
+
+
+def test_a_burst_of_submissions_does_not_hold_up_the_first_step() -> None:
+    harness = Harness(pipeline_depth=1)
+    handles = [harness.submit([i, i + 1], 3) for i in range(3 * MOST_MESSAGES)]
+    harness.turn()
+    assert len(harness.worker.log) == 1
+    assert harness.engine.worker.ledger.num_requests == MOST_MESSAGES
+    harness.run()
+    for i, handle in enumerate(handles):
+        assert harness.front_end.tokens[handle] == expected_tokens([i, i + 1], 3)
 
 
 def test_one_turn_wakes_the_front_end_once() -> None:
