@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nanoserve.v1 import worker_pb2
+from worker.few_rows import admit_few
 from worker.geometry import Geometry
 from worker.step import CheckedStep, StepColumns
 from worker.step_checks import StepChecks
@@ -59,6 +60,9 @@ class Ledger:
     def admit(self, step: worker_pb2.Step) -> CheckedStep:
         """Checks all of a step and takes it into the books; raises StepRefused, with the
         rows' states as they were, if anything is wrong."""
+        return admit_few(self, step) or self._admit(step)
+
+    def _admit(self, step: worker_pb2.Step) -> CheckedStep:
         checks = StepChecks(self, StepColumns.read(step))
         checks.free_rows()
         checks.new_rows(step.new_rows)

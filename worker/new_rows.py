@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -45,6 +45,7 @@ class NewRows:
     """The new rows of a step as columns."""
 
     rows: list[int] = field(default_factory=list)
+    request_ids: list[str] = field(default_factory=list)
     prompt_lens: list[int] = field(default_factory=list)
     temperatures: list[float] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
@@ -55,6 +56,7 @@ class NewRows:
 
     def add(self, row: NewRow) -> None:
         self.rows.append(row.row)
+        self.request_ids.append(row.request_id)
         self.prompt_lens.append(row.prompt_len)
         self.temperatures.append(row.temperature)
         self.seeds.append(row.seed)
@@ -62,6 +64,22 @@ class NewRows:
         self.top_logprobs.append(row.top_logprobs)
         self.token_ids.append(row.token_ids)
         self.block_ids.append(row.block_ids)
+
+    def columns(self) -> Mapping[str, np.ndarray]:
+        """What CheckedStep has of them, besides blocks, by the names of its fields."""
+        if not self.rows:
+            return _NO_NEW_ROWS
+        return {
+            "new_rows": np.array(self.rows, np.int32),
+            "new_prompt_lens": np.array(self.prompt_lens, np.int32),
+            "new_temperatures": np.array(self.temperatures, np.float32),
+            "new_seeds": np.array(self.seeds, np.uint64),
+            "new_penalties": np.array(self.penalties, np.float32),
+            "new_top_logprobs": np.array(self.top_logprobs, np.int32),
+            "token_rows": self.flat_rows(self.token_ids),
+            "token_positions": self.flat_indices(self.token_ids),
+            "token_ids": self.flat(self.token_ids),
+        }
 
     def flat(self, columns: list[np.ndarray]) -> np.ndarray:
         if len(columns) == 1:
@@ -79,6 +97,19 @@ class NewRows:
         return self.flat([np.arange(len(column), dtype=np.int32) for column in columns])
 
 
+_NO_NEW_ROWS: Mapping[str, np.ndarray] = {
+    "new_rows": _NONE,
+    "new_prompt_lens": _NONE,
+    "new_temperatures": np.zeros(0, np.float32),
+    "new_seeds": np.zeros(0, np.uint64),
+    "new_penalties": np.zeros((0, 3), np.float32),
+    "new_top_logprobs": _NONE,
+    "token_rows": _NONE,
+    "token_positions": _NONE,
+    "token_ids": _NONE,
+}
+
+
 def check_new_row(message: worker_pb2.NewRow, geometry: Geometry) -> NewRow:
     """Checks what does not depend on the rows' states. Raises StepRefused."""
 
@@ -94,16 +125,18 @@ def check_new_row(message: worker_pb2.NewRow, geometry: Geometry) -> NewRow:
         refuse(
             f"token_ids has {count} values, must have 1 to max_model_len {geometry.max_model_len}"
         )
-    # A negative id is a large one without its sign.
-    if (bad := tokens.view(np.uint32) >= geometry.vocab_size).any():
-        i = int(bad.argmax())
+    unsigned = tokens.view(np.uint32)  # a negative id is a large one without its sign
+    if unsigned.max() >= geometry.vocab_size:
+        i = int((unsigned >= geometry.vocab_size).argmax())
         refuse(f"token_ids[{i}] is {tokens[i]}, must be 0 <= id < {geometry.vocab_size}")
     if not 1 <= message.prompt_len <= count:
         refuse(f"prompt_len is {message.prompt_len}, must be 1 <= prompt_len <= {count}")
     if not 0 <= message.tokens_in_pool < count:
         refuse(f"tokens_in_pool is {message.tokens_in_pool}, must be 0 <= tokens_in_pool < {count}")
     _check_blocks(message, blocks, geometry, refuse)
-    _check_sampling(message.sampling, refuse)
+    sampling = message.sampling
+    penalties = _penalties(sampling)
+    _check_sampling(sampling.temperature, penalties, refuse)
     return NewRow(
         row=message.row,
         request_id=message.request_id,
@@ -111,9 +144,9 @@ def check_new_row(message: worker_pb2.NewRow, geometry: Geometry) -> NewRow:
         prompt_len=message.prompt_len,
         tokens_in_pool=message.tokens_in_pool,
         block_ids=blocks,
-        temperature=message.sampling.temperature,
-        seed=message.sampling.seed,
-        penalties=_penalties(message.sampling),
+        temperature=sampling.temperature,
+        seed=sampling.seed,
+        penalties=penalties,
         top_logprobs=_top_logprobs(message, geometry, refuse),
     )
 
@@ -123,12 +156,13 @@ def _penalties(sampling: worker_pb2.SamplingParams) -> tuple[float, float, float
     return repetition, sampling.frequency_penalty, sampling.presence_penalty
 
 
-def _check_sampling(sampling: worker_pb2.SamplingParams, refuse: Refuse) -> None:
+def _check_sampling(
+    temperature: float, penalties: tuple[float, float, float], refuse: Refuse
+) -> None:
     """Written so that a NaN fails each."""
-    temperature = sampling.temperature
     if not (temperature == 0 or LEAST <= temperature <= MOST):
         refuse(f"temperature is {np.float32(temperature)}, must be 0 or 0.01 <= temperature <= 100")
-    repetition, *others = _penalties(sampling)
+    repetition, *others = penalties
     if not LEAST <= repetition <= MOST:
         told = np.float32(repetition)
         refuse(f"repetition_penalty is {told}, must be 0.01 <= repetition_penalty <= 100")
