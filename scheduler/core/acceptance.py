@@ -25,10 +25,13 @@ def accept(
             f"where {len(step.rows)} sequences sample"
         )
     rows, tokens = step.rows, answer.tokens
-    bad = np.zeros(len(rows), bool) if answer.non_finite is None else answer.non_finite
     current = ledger.rows.generation[rows] == step.generations
     _publish(ledger, step, answer.sub_step)
     held = current & ledger.rows.held[rows]
+    if answer.non_finite is None and not held.any() and current.all():  # as nearly always
+        _accept_running(ledger, rows, tokens, answer.logprobs, outbox, now)
+        return
+    bad = np.zeros(len(rows), bool) if answer.non_finite is None else answer.non_finite
     if held.any():
         _pass_over(ledger, rows[held], step.rewrites[held])
         bad = bad & ~held
@@ -74,10 +77,13 @@ def _accept_running(
     outbox.tokens(rows.handle[at], tokens, logprobs)
     ledger.totals.output_tokens += len(at)
     first = accepted == rows.prompt_len[at]
-    times.inter_token.observe_all(now - rows.last_token_at[at[~first]])
+    others = at[~first]
+    if len(others):
+        times.inter_token.observe_all(now - rows.last_token_at[others])
+    if len(others) < len(at):
+        for row in at[first]:
+            _first_token(ledger, rows.request[row], now)
     rows.last_token_at[at] = now
-    for row in at[first]:
-        _first_token(ledger, rows.request[row], now)
     stopped = (rows.stop_ids[at] == tokens[:, None]).any(axis=1)
     full = accepted + 1 >= rows.limit[at]
     for i in np.flatnonzero(stopped | full):

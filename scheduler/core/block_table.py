@@ -18,6 +18,10 @@ class Appended:
     blocks: np.ndarray  # int32 [sum of counts]
 
 
+_NO_IDS = np.empty(0, np.int32)
+_NONE = Appended(_NO_IDS, _NO_IDS, _NO_IDS)
+
+
 class BlockTables:
     """One block table per row, as the lines of one array.
 
@@ -45,10 +49,11 @@ class BlockTables:
         """Extends the rows' tables to hold their context lengths. `rows` must hold no
         row twice. Raises OutOfBlocks, and moves no table, if the sum does not fit."""
         missing = self.missing(rows, context_lens)
-        growing = missing > 0
-        if not growing.any():
-            none = np.empty(0, np.int32)
-            return Appended(none, none, none)
+        growing = np.flatnonzero(missing)
+        if len(growing) < 2:
+            return (
+                self._grow_one(int(rows[growing[0]]), int(missing.sum())) if len(growing) else _NONE
+            )
         blocks = self.allocator.allocate(int(missing.sum()))
         rows, counts = rows[growing], missing[growing]
         owners = np.repeat(rows, counts)
@@ -56,6 +61,13 @@ class BlockTables:
         self.blocks[owners, self.num_blocks[owners] + places] = blocks
         self.num_blocks[rows] += counts.astype(np.int32)
         return Appended(rows.astype(np.int32), counts.astype(np.int32), blocks)
+
+    def _grow_one(self, row: int, count: int) -> Appended:
+        blocks = self.allocator.allocate(count)
+        before = int(self.num_blocks[row])
+        self.blocks[row, before : before + count] = blocks
+        self.num_blocks[row] = before + count
+        return Appended(np.array([row], np.int32), np.array([count], np.int32), blocks)
 
     def share(self, row: int, blocks: np.ndarray) -> None:
         """Begins the row's empty table with blocks that are held or cached, int32 [b]."""
@@ -66,10 +78,18 @@ class BlockTables:
     def slots(self, rows: np.ndarray, starts: np.ndarray, lens: np.ndarray) -> np.ndarray:
         """Slots of positions starts[i] .. starts[i] + lens[i] - 1 of each row, one row
         after the other: int64 [sum of lens]."""
+        if len(rows) == 1:
+            return self._slots_of_one(int(rows[0]), int(starts[0]), int(lens[0]))
         before = np.cumsum(lens) - lens
         positions = np.arange(int(lens.sum())) + np.repeat(starts - before, lens)
         blocks = self.blocks[np.repeat(rows, lens), positions // self.block_size]
         return np.asarray(blocks.astype(np.int64) * self.block_size + positions % self.block_size)
+
+    def _slots_of_one(self, row: int, start: int, count: int) -> np.ndarray:
+        size = self.block_size
+        first, end = start // size, self.blocks_for(start + count)
+        of_blocks = self.blocks[row, first:end, None] * np.int64(size) + np.arange(size)
+        return np.asarray(of_blocks.ravel()[start - first * size :][:count])
 
     def table(self, row: int) -> np.ndarray:
         """The row's block ids in order: a view, int32 [n]."""

@@ -35,13 +35,17 @@ class ContinuousBatching:
         gaps = _gaps(ledger.rows, prompts) + [ledger.to_compute(request) for request in candidates]
         if not gaps:
             return Decision(decodes, np.ones(len(decodes), np.int64), [], repeats=True)
-        chunks = np.array(share_out(gaps, budget - len(decodes)), np.int64)
+        chunks = share_out(gaps, budget - len(decodes))
         admitted = [ledger.admit_head(now) for chunk in chunks[len(prompts) :] if chunk]
-        prompts = np.append(prompts, admitted).astype(np.int64)
-        chunks = chunks[: len(prompts)]
-        rows = np.concatenate([decodes, prompts[chunks > 0]])
-        query_lens = np.concatenate([np.ones(len(decodes), np.int64), chunks[chunks > 0]])
-        return Decision(rows, query_lens, admitted)
+        rows = [*prompts.tolist(), *admitted]
+        shares = [(row, chunk) for row, chunk in zip(rows, chunks, strict=False) if chunk]
+        taken = np.array(shares, np.int64).reshape(-1, 2)
+        if not len(decodes):
+            return Decision(taken[:, 0].copy(), taken[:, 1].copy(), admitted)
+        ones = np.ones(len(decodes), np.int64)
+        return Decision(
+            np.concatenate([decodes, taken[:, 0]]), np.concatenate([ones, taken[:, 1]]), admitted
+        )
 
     def due(self, ledger: Ledger, now: float) -> float | None:  # noqa: ARG002
         return None

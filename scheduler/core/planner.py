@@ -32,12 +32,13 @@ class Planner:
             return None
         rows = ledger.rows
         at, query_lens = decision.rows, decision.query_lens
-        rewrites = rows.known[at] >= rows.limit[at]
+        known = rows.known[at]
+        rewrites = known >= rows.limit[at]
         count = self._repetitions(ledger, window, decision, now)
         context_lens = rows.computed[at] + np.where(rewrites, 0, query_lens)
         last_lens = context_lens + (count - 1) if count > 1 else context_lens
         appended = ledger.tables.grow(at, np.maximum(last_lens, rows.reserved[at]))
-        samples = rewrites | (context_lens == rows.known[at])
+        samples = rewrites | (context_lens == known)
         plan = StepPlan(
             step_id=self.next_step,
             incarnation=self.incarnation,
