@@ -83,7 +83,7 @@ def _rounds(rows: int, decode_steps: int) -> Iterator[float]:
     config = EngineConfig(prefix_cache=False, decode_steps=decode_steps)
     engine = Engine(config, link, Nobody())
     link.start(engine)
-    engine.turn(0)
+    engine.turn()
     for handle in range(rows):
         ids = [rng.randrange(VOCAB_SIZE) for _ in range(PROMPT_TOKENS)]
         engine.submit(submission(handle, ids, OUTPUT_TOKENS))
@@ -96,7 +96,7 @@ def _spend(engine: Engine, link: Answers, wanted: int) -> float:
     tokens, seconds = 0, 0.0
     while tokens < wanted:
         start = time.thread_time()
-        engine.turn(0)
+        engine.turn()
         seconds += time.thread_time() - start
         tokens += link.answer()
     return seconds / tokens

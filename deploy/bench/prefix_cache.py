@@ -117,7 +117,7 @@ def _engine_steps(cache: bool, shared: bool, args: argparse.Namespace) -> Iterat
             ids = (beginning if shared else own) + own[:OWN_TOKENS]
             engine.submit(submission(asked, ids, OUTPUT_TOKENS))
         start = time.thread_time()
-        engine.turn(0)
+        engine.turn()
         seconds = time.thread_time() - start
         ended = asked - engine.status().running - engine.status().waiting
         link.answer()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import queue
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from scheduler.core.acceptance import accept
 from scheduler.core.admission import refusal, request_for
 from scheduler.core.config import EngineConfig
 from scheduler.core.continuous_batching import ContinuousBatching
+from scheduler.core.engine_loop import EngineLoop
 from scheduler.core.engine_status import take_status
 from scheduler.core.finish import end_batch, finish, release_held
 from scheduler.core.front_end import (
@@ -50,10 +49,11 @@ from scheduler.core.worker_link import (
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_SECONDS = 1.0
 # Handled in one turn. A thousand submissions that come together take 35 ms, in which the device
 # would have nothing to do.
 MOST_MESSAGES = 32
+# With at most so many steps in flight nothing hides what it takes a thread to wake up.
+_FEW_STEPS = 1
 DRAINING = "the server is draining"
 
 
@@ -73,9 +73,9 @@ _Message = Submission | Abort | SnapshotRequest | LinkEvent | _Drain | _Stop
 class Engine:
     """Runs requests on one worker.
 
-    Everything is decided on one thread, in `turn`; `post` and what EnginePort lists
-    may be called from any other. A submission that is refused
-    gets its one final event like any other.
+    Everything is decided in `turn`, which one thread at a time calls (EngineLoop); `post` and
+    what EnginePort lists may be called from any. A submission that is refused gets its one final
+    event like any other.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         on_fatal: Callable[[Exception], None] | None = None,
     ) -> None:
-        """`on_fatal` is called on the engine's thread with what ended its loop."""
+        """`on_fatal` is called with what ended its loop."""
         self.config = config
         self.statistics = Statistics()
         self.calls = CallTotals()  # as last reported
@@ -96,8 +96,7 @@ class Engine:
         self._front_end = front_end
         self._policy = OneByOne(policy or ContinuousBatching())
         self._clock = clock
-        self._on_fatal = on_fatal
-        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._loop: EngineLoop[_Message] = EngineLoop(self, on_fatal)
         self._outbox = Outbox()
         self._presence = Presence(config.recovery_timeout)
         self._queue_wait = QueueWait()
@@ -107,32 +106,30 @@ class Engine:
         self._orders = itertools.count()
         self._wait: float | None = None  # seconds until a step is due
         self._status = self._take_status()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # From any thread.
 
     def start(self) -> None:
         self._link.start(self)
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
         """Ends the loop; unfinished requests fail with UNAVAILABLE."""
-        self._inbox.put(_Stop())
-        if self._thread.is_alive():
-            self._thread.join()
+        self._loop.bring(_Stop())
+        self._loop.join()
         self._link.close()
 
     def post(self, event: LinkEvent) -> None:
-        self._inbox.put(event)
+        self._loop.bring(event)
 
     def submit(self, submission: Submission) -> None:
-        self._inbox.put(submission)
+        self._loop.bring(submission)
 
     def abort(self, abort: Abort) -> None:
-        self._inbox.put(abort)
+        self._loop.bring(abort)
 
     def drain(self, deadline: float) -> None:
-        self._inbox.put(_Drain(deadline))
+        self._loop.bring(_Drain(deadline))
 
     def status(self) -> EngineStatus:
         return self._status
@@ -140,10 +137,10 @@ class Engine:
     @property
     def runs(self) -> bool:
         """Whether its loop has begun and not ended."""
-        return self._thread.is_alive()
+        return self._loop.runs
 
     def ask_snapshot(self, request: SnapshotRequest) -> None:
-        self._inbox.put(request)
+        self._loop.bring(request)
 
     def report(self, totals: CallTotals) -> None:
         self.calls = totals
@@ -154,21 +151,28 @@ class Engine:
 
     # The loop.
 
-    def _run(self) -> None:
-        try:
-            while not self._stopped:
-                self.turn(HEARTBEAT_SECONDS)
-        except Exception as error:
-            log.exception("the engine loop failed")
-            if self._on_fatal is None:
-                raise
-            self._on_fatal(error)
+    @property
+    def is_over(self) -> bool:
+        return self._stopped
 
-    def turn(self, timeout: float) -> None:
-        """Waits up to `timeout` seconds for messages, less if a step is due, and does all there is
-        to do after the first MOST_MESSAGES of them."""
-        for message in self._receive(timeout):
-            self._handle(message)
+    @property
+    def in_a_hurry(self) -> bool:
+        return self.worker is not None and len(self.worker.window) <= _FEW_STEPS
+
+    @property
+    def pause(self) -> float | None:
+        """Seconds until a step is due, or the drain's end; None if neither will be."""
+        wait = self._wait
+        if self._drain_deadline is None or not (self.worker and self.worker.ledger.num_requests):
+            return wait
+        left = max(0.0, self._drain_deadline - self._clock())
+        return left if wait is None else min(wait, left)
+
+    def turn(self) -> None:
+        """Takes messages, MOST_MESSAGES at most, and does all there is to do."""
+        inbox = self._loop.inbox
+        for _ in range(min(inbox.qsize(), MOST_MESSAGES)):
+            self._handle(inbox.get())
         now = self._clock()
         if self._drain_deadline is not None and now >= self._drain_deadline:
             self._fail_all("when the drain timeout passed")
@@ -184,20 +188,6 @@ class Engine:
             if self.config.audit:
                 audit.check(self.worker.ledger, self.worker.window)
         self._flush()
-
-    def _receive(self, timeout: float) -> list[_Message]:
-        now = self._clock()
-        dues = [timeout] if self._wait is None else [timeout, self._wait]
-        if self._drain_deadline is not None and self.worker and self.worker.ledger.num_requests:
-            dues.append(max(0.0, self._drain_deadline - now))
-        messages: list[_Message] = []
-        try:
-            messages.append(self._inbox.get(block=min(dues) > 0, timeout=min(dues)))
-            while len(messages) < MOST_MESSAGES:
-                messages.append(self._inbox.get_nowait())
-        except queue.Empty:
-            pass
-        return messages
 
     def _handle(self, message: _Message) -> None:
         match message:

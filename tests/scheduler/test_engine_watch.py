@@ -66,7 +66,7 @@ from scheduler import __main__, engine_watch
 from scheduler.core import config, engine
 
 config.LEAST_STUCK_TIMEOUT, engine_watch.LOOK_SECONDS = 0.1, 0.05
-def stands_for_ever(self, timeout):
+def stands_for_ever(self):
     threading.Event().wait()
 engine.Engine.turn = stands_for_ever
 sys.exit(__main__.main(sys.argv[1:]))

@@ -92,7 +92,7 @@ class Harness:
         self.turn()
 
     def turn(self) -> None:
-        self.engine.turn(0)
+        self.engine.turn()
 
     def submit(
         self,

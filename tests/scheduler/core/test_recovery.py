@@ -122,9 +122,9 @@ def test_a_refusal_that_names_nobody_ends_nobody() -> None:
 def test_what_ends_the_loop_is_told() -> None:
     harness = Harness()
     errors: list[Exception] = []
-    harness.engine._on_fatal = errors.append
+    harness.engine._loop._on_fatal = errors.append
     harness.engine.post(StepAnswer(99, np.empty(0, np.int32), None, StepTimes()))
-    harness.engine._run()
+    harness.engine._loop._run()
     assert [str(error) for error in errors] == ["step 99 was answered where None was next"]
 
 
