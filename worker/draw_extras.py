@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from worker.batch import StepBatch
-from worker.step import CheckedStep, has_penalties
+from worker.step import NO_PENALTIES, CheckedStep
+
+_NO_PENALTIES = NO_PENALTIES.tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,11 @@ class RowExtras:
         self._any = np.zeros(max_rows, bool)
 
     def apply(self, step: CheckedStep) -> None:
-        if len(rows := step.new_rows):
-            self._penalized[rows] = has_penalties(step.new_penalties)
-            self._logprob_counts[rows] = step.new_top_logprobs + 1
-            self._any[rows] = self._penalized[rows] | (self._logprob_counts[rows] > 0)
+        columns = (step.new_rows, step.new_penalties, step.new_top_logprobs)
+        for row, penalties, top in zip(*(column.tolist() for column in columns), strict=True):
+            self._penalized[row] = penalties != _NO_PENALTIES
+            self._logprob_counts[row] = top + 1
+            self._any[row] = penalties != _NO_PENALTIES or top >= 0
 
     def of(self, batch: StepBatch) -> DrawExtras | None:
         """Those of a step's draws; None if there are none."""

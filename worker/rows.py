@@ -46,15 +46,14 @@ class Rows:
         """The columns that `apply` wants on the device; none in a steady decode step."""
         places, values = [], []
         if len(step.new_rows):
-            rows = step.new_rows.astype(np.int64)
-            places.append(self._seeds_at + (2 * rows[:, None] + np.arange(2)).reshape(-1))
-            values.append(step.new_seeds.view(np.int32))
-            places.append(self._temperatures_at + rows)
-            values.append(step.new_temperatures.view(np.int32))
-            places.append(self._penalties_at + (3 * rows[:, None] + np.arange(3)).reshape(-1))
-            values.append(step.new_penalties.reshape(-1).view(np.int32))
-            places.append(self._prompt_lens_at + rows)
-            values.append(step.new_prompt_lens)
+            rows = step.new_rows.tolist()
+            places.append(np.array(self._settings_at(rows), np.int64))
+            values += [
+                step.new_seeds.view(np.int32),
+                step.new_temperatures.view(np.int32),
+                step.new_penalties.reshape(-1).view(np.int32),
+                step.new_prompt_lens,
+            ]
             width = self.tokens.shape[1]
             places.append(self._tokens_at + _flat(step.token_rows, step.token_positions, width))
             values.append(step.token_ids)
@@ -65,6 +64,15 @@ class Rows:
         if not places:
             return {}
         return {"changed": np.concatenate(places), "changes": np.concatenate(values)}
+
+    def _settings_at(self, rows: list[int]) -> list[int]:
+        """Where the seeds of some rows lie, then their temperatures, penalties and prompt lens."""
+        return [
+            *(self._seeds_at + 2 * row + i for row in rows for i in range(2)),
+            *(self._temperatures_at + row for row in rows),
+            *(self._penalties_at + 3 * row + i for row in rows for i in range(3)),
+            *(self._prompt_lens_at + row for row in rows),
+        ]
 
     def apply(self, columns: Mapping[str, torch.Tensor]) -> None:
         if "changes" in columns:

@@ -195,21 +195,15 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
     ) -> None:
         remaining = context.time_remaining()
         seconds = self._max_request_seconds if remaining is None else remaining
-        expired = CallError(
-            FailureKind.DEADLINE,
-            f"the server's maximum of {seconds:g} seconds passed; set a deadline for more"
-            if remaining is None
-            else "the call's deadline passed",
-        )
-        if seconds <= 0:
-            raise expired
         call.deadline = call.arrival + seconds
         call.deadline_is_the_clients = remaining is not None
+        if seconds <= 0:
+            raise _expired(call, seconds)
         try:
             async with asyncio.timeout_at(call.deadline):
                 await self._generate(request, context, call)
         except TimeoutError:
-            raise expired from None
+            raise _expired(call, seconds) from None
 
     async def _generate(
         self, request: inference_pb2.GenerateRequest, context: _Context, call: Call
@@ -298,3 +292,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
         tokenizer, prompt_ids = self._model.tokenizer, submission.prompt_ids
         text = OutputText(tokenizer, prompt_ids, parameters.stop, shown)
         return OutputStream(submission, text)
+
+
+def _expired(call: Call, seconds: float) -> CallError:
+    if call.deadline_is_the_clients:
+        return CallError(FailureKind.DEADLINE, "the call's deadline passed")
+    message = f"the server's maximum of {seconds:g} seconds passed; set a deadline for more"
+    return CallError(FailureKind.DEADLINE, message)

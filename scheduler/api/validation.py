@@ -105,8 +105,9 @@ def check_prompt(
         )
     # A slice of a message's field is a list, which is read several times as fast.
     checked = np.array(ids[:], np.int64)
-    if checked.min() < 0 or checked.max() >= limits.vocab_size:
-        index = int(((checked < 0) | (checked >= limits.vocab_size)).argmax())
+    unsigned = checked.view(np.uint64)  # a negative id is a large one without its sign
+    if unsigned.max() >= limits.vocab_size:
+        index = int((unsigned >= limits.vocab_size).argmax())
         raise invalid(
             field,
             f"token {ids[index]} at index {index} is outside the model's vocabulary; an id "
