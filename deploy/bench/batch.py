@@ -18,6 +18,7 @@ class Batch:
     vocab_size: int
     seed: int
     processes: int = 1
+    connections: int = 4  # of each process, which takes them in turn
 
     def prompts(self) -> list[list[int]]:
         """What is sent first, for another engine to take."""
@@ -33,6 +34,7 @@ class Batch:
             vocab_size=self.vocab_size,
             seed=self.seed,
             processes=self.processes,
+            connections=self.connections,
         )
 
     def run(self, address: str, max_tokens: int) -> BurstTimes:

@@ -49,7 +49,9 @@ class Bursts:
         vocab_size: int,
         seed: int = 0,
         processes: int = 1,
+        connections: int = 4,
     ) -> None:
+        """`connections`: of each process, which takes them in turn."""
         self._size = size
         self._sent = 0
         plan = LoadPlan(
@@ -59,6 +61,7 @@ class Bursts:
             requests=MOST_REQUESTS,  # of all bursts
             seed=seed,
             processes=processes,
+            connections=connections,
             sample_interval=0,  # nothing else is to be asked of the server
             vocab_size=vocab_size,
         )

@@ -18,7 +18,6 @@ from deploy.loadtest.workload import Request
 from nanoserve.access import Access
 from nanoserve.v1 import inference_pb2 as pb
 
-CONNECTIONS = 4  # per process: one connection's window and lock are not to be the limit
 _PATH = "/nanoserve.v1.InferenceService/Generate"
 # So that a slow reader's pauses reach the server after a few messages.
 _SLOW_WINDOW = 256  # bytes
@@ -44,7 +43,8 @@ class GrpcTarget:
         slow = 1 if self._plan.slow_share else 0
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                self._fast = [await self._connect(LARGEST_WINDOW) for _ in range(CONNECTIONS)]
+                count = self._plan.connections
+                self._fast = [await self._connect(LARGEST_WINDOW) for _ in range(count)]
                 self._slow = [await self._connect(_SLOW_WINDOW) for _ in range(slow)]
         except (OSError, TimeoutError) as error:
             reason = str(error) or f"not within {CONNECT_SECONDS:g} s"

@@ -118,6 +118,9 @@ class LoadPlan:
     request_timeout: float = 600.0  # seconds, of one request
     drain: float = 60.0  # seconds after the last arrival until what still runs is given up
     processes: int | None = None  # that generate; None: one per core, at most 8
+    connections: int = (
+        4  # of each over gRPC, in turn: one's window and lock are not to be the limit
+    )
     realtime: bool = False  # they come before all else on the machine (SCHED_RR)
     sample_interval: float = 0.5  # seconds between two looks at the server's status; 0: none
     vocab_size: int | None = None  # None: as the server says; 32000 if it does not
@@ -195,6 +198,7 @@ _LIMITS: dict[str, tuple[float, float, str]] = {
     "request_timeout": (0.1, 86_400, "seconds"),
     "drain": (0, 86_400, "seconds"),
     "processes": (1, 256, ""),
+    "connections": (1, 256, ""),
     "sample_interval": (0, 3600, "seconds"),
     "vocab_size": (1, 2**31 - 1, "ids"),
 }

@@ -18,8 +18,9 @@ from deploy.loadtest.workload import mixed512
 
 PREFILL = (16, 2048)  # prompts, and the length of each
 _MIXED = 512  # requests
-# Of the first token of a prompt alone: prompts before, and of each repetition.
-_WARM_UP_PROMPTS = 10
+# Of the first token of a prompt alone: prompts before, for a server that has served for a while
+# (a start's first ones take up to half as long again), and of each repetition.
+_WARM_UP_PROMPTS = 50
 _PROMPTS_IN_TURN = 10
 
 
@@ -138,10 +139,12 @@ class ModelRows:
         )
 
     def first_token(self, address: str) -> Row:
-        """Milliseconds of one prompt alone, sent when the one before has its token."""
+        """Milliseconds of one prompt alone, sent when the one before has its token, by one user
+        over one connection: of several front ends he has one."""
         self.show(f"{self.shape}: first token")
         length = self.sizes.prompt
-        with Batch(1, length, self.vocab_size, length).bursts(address, 1) as bursts:
+        user = Batch(1, length, self.vocab_size, length, connections=1)
+        with user.bursts(address, 1) as bursts:
             bursts.send_in_turn(_WARM_UP_PROMPTS)
             turns = bursts.send_in_turn(_PROMPTS_IN_TURN * self.sizes.repetitions)
         return Row(

@@ -150,7 +150,8 @@ def _send(
                 if not args.no_kernels:
                     _profile_kernels(bursts, folder / "worker.kernels")
         progress.show("first tokens")
-        with Batch(1, args.prompt, vocab_size, 0).bursts(address, 1) as bursts:
+        user = Batch(1, args.prompt, vocab_size, 0, connections=1)
+        with user.bursts(address, 1) as bursts:
             bursts.send()  # a warm-up
             prompts = bursts.send_in_turn(_PROMPTS)[_WARM_UP_PROMPTS:]
     return loads, prompts

@@ -91,3 +91,21 @@ def test_a_stream_of_another_length_is_an_error() -> None:
         pytest.raises(RuntimeError, match="ended with OK after 1 tokens; 2 were asked for"),
     ):
         Batch(1, 4, 50, 1).run(server.address, 2)
+
+
+@pytest.mark.parametrize("connections", [1, 3])
+def test_a_user_sends_over_as_many_connections_as_told(connections: int) -> None:
+    peers: list[str] = []
+
+    def told(
+        request: pb.GenerateRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.GenerateResponse]:
+        peers.append(context.peer())
+        yield from count_up(request, context)
+
+    user = Batch(1, 4, 50, seed=1, connections=connections)
+    with ScriptedServer(told) as server, user.bursts(server.address, 1) as bursts:
+        bursts.send_in_turn(6)
+    assert len(peers) == 6
+    assert len(set(peers)) == connections
+    assert peers[:3] == peers[3:], "in turn"
