@@ -364,7 +364,7 @@ class Engine:
             self._fail(new, culprit, FailureKind.INTERNAL, message)
         if finding.counts:  # a worker that crashes whoever runs finds culprits without end
             self._presence.breaker.lost(now)
-        self._policy.suspect(requests)
+        self._policy.suspect(requests, new.window)
 
     def _watch_worker(self, worker: Incarnation, now: float) -> None:
         """Gives up a worker that owes an answer for too long, and after a while those who wait

@@ -92,9 +92,13 @@ class Ledger:
         self._count_preemption(row)
         request = self.vacate(row)
         request.unanswered = unanswered
+        self.put_back(request)
+        return request
+
+    def put_back(self, request: Request) -> None:
+        """To its place among the waiting."""
         ahead = itertools.takewhile(lambda other: other.order < request.order, self.waiting)
         self.waiting.insert(sum(1 for _ in ahead), request)
-        return request
 
     def end(self, request: Request, keep_row: bool = False) -> None:
         """Takes everything from a request, wherever it is; with `keep_row` all but its

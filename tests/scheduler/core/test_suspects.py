@@ -233,6 +233,124 @@ def test_a_suspect_lost_alone_goes_behind_those_that_were_not() -> None:
     harness.run()
 
 
+def tried(depth: int = 1) -> tuple[Harness, list[int]]:
+    """Three long requests that were suspected; r3 is alone, the others are cleared."""
+    worker = FakeWorker(max_rows=3)
+    harness = Harness(worker, pipeline_depth=depth)
+    handles = [harness.submit([i, i], 40) for i in range(1, 4)]
+    harness.turn()
+    for _ in range(2):
+        lose(harness)
+        harness.turn()
+    for _ in range(4):
+        assert worker.step_requests[-1] != ["r3"]
+        harness.step()
+    assert worker.step_requests[-1] == ["r3"]
+    return harness, handles
+
+
+def hang(harness: Harness) -> None:
+    """The trial of a suspect hangs, and HALF and a second later there is another worker."""
+    lose(harness, "hung")
+    harness.turn()
+
+
+def who_runs(harness: Harness, steps: int) -> set[tuple[str, ...]]:
+    """In so many steps of 25 seconds each; 9 of them are HALF."""
+    before = len(harness.worker.step_requests)
+    for _ in range(steps):
+        harness.now += 25
+        harness.step()
+    return set(map(tuple, harness.worker.step_requests[before:]))
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_before_a_suspect_is_tried_again_the_others_have_the_worker_as_long_as_that_took(
+    depth: int,
+) -> None:
+    harness, handles = tried(depth)
+    harness.abort(handles[0])
+    late = harness.submit([4, 4], 40)
+    hang(harness)
+    assert who_runs(harness, 9) == {("r2", "r4")}
+    harness.now += 2
+    harness.turn()
+    assert harness.worker.num_unanswered == depth
+    for _ in range(depth):  # steps of theirs, beside which nobody is tried
+        assert harness.worker.step_requests[-1] == ["r2", "r4"]
+        harness.step()
+    assert harness.worker.step_requests[-1] == ["r3"]
+    assert harness.worker.num_unanswered == 1
+    hang(harness)
+    assert_blamed(harness, handles[2], 4)
+    harness.run()
+    assert_right(harness, handles[1], [2, 2], 40)
+    assert_right(harness, late, [4, 4], 40)
+    harness.assert_pool_is_whole()
+
+
+def test_a_recess_ends_by_itself_though_nobody_has_a_step_in_it() -> None:
+    """The others have ended meanwhile."""
+    harness, handles = tried()
+    hang(harness)
+    for handle in handles[:2]:
+        harness.abort(handle)
+    harness.run()
+    assert_right(harness, handles[2], [3, 3], 40)
+
+
+def test_a_suspect_that_is_cancelled_in_the_recess_leaves_the_worker_to_the_others() -> None:
+    harness, handles = tried()
+    hang(harness)
+    who_runs(harness, 5)
+    harness.abort(handles[2])
+    assert who_runs(harness, 20) == {("r1", "r2")}
+    harness.run()
+    assert harness.front_end.ends[handles[2]].kind is FailureKind.CANCELLED
+    for i, handle in enumerate(handles[:2], 1):
+        assert_right(harness, handle, [i, i], 40)
+
+
+def test_a_worker_lost_in_a_recess_says_nothing_of_the_suspect() -> None:
+    harness, handles = tried()
+    hang(harness)
+    for _ in range(3):
+        who_runs(harness, 3)
+        hang(harness)
+    assert harness.front_end.ends == {}
+    harness.run()
+    for i, handle in enumerate(handles, 1):
+        assert_right(harness, handle, [i, i], 40)
+
+
+@pytest.mark.parametrize(("took", "runs"), [(10.0, ["r1", "r2"]), (9.9, ["r3"])])
+def test_a_trial_that_was_short_is_repeated_at_once(took: float, runs: list[str]) -> None:
+    harness, _ = tried()
+    harness.now += took
+    lose(harness)
+    harness.turn()
+    assert harness.worker.step_requests[-1] == runs
+    harness.run()
+
+
+def test_in_a_recess_the_suspect_keeps_its_place_among_the_waiting() -> None:
+    harness, _ = tried()
+    hang(harness)
+    for i in range(2):  # the first of them gets the third row
+        harness.submit([4 + i], 40)
+    assert who_runs(harness, 2) == {("r1", "r2", "r4")}
+    assert [request.request_id for request in harness.books.waiting] == ["r3", "r5"]
+    harness.run()
+
+
+def test_with_nobody_else_there_is_no_recess() -> None:
+    harness, handles = alone([LONG], budget=4)
+    hang(harness)
+    assert harness.worker.step_requests[-1] == ["r1"]
+    harness.run()
+    assert_right(harness, handles[0], LONG, 4)
+
+
 def test_a_step_that_failed_beside_others_is_nobodys_fault_yet() -> None:
     harness = Harness(FakeWorker(max_rows=4), pipeline_depth=1)
     handles = [harness.submit([i, i], 4) for i in range(3)]
