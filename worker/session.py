@@ -70,7 +70,8 @@ class Session:
             if request.epoch < max(self._epoch, 1):
                 raise SessionError(
                     f"epoch is {request.epoch}, must be at least {max(self._epoch, 1)}: a newer "
-                    "scheduler has this worker"
+                    "scheduler has this worker; to take it over, start this one again, by a clock "
+                    "that is not behind"
                 )
             newer = request.epoch > self._epoch
             if newer and self._epoch:

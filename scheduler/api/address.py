@@ -12,9 +12,11 @@ class AddressError(Exception):
     """An address that cannot be used; the message says what to do."""
 
 
-def check_address(flag: str, address: str, unprotected: str = "") -> None:
+def check_address(
+    flag: str, address: str, unprotected: str = "", forms: str = "HOST:PORT or unix:PATH"
+) -> None:
     """Refuses what is not HOST:PORT or unix:PATH, and a host that others can reach if there is
-    something `unprotected`, words that say what, and what to do."""
+    something `unprotected`, words that say what, and what to do. `forms` are those to name."""
     if address.startswith("unix:"):
         if not _unix_path(address):
             raise AddressError(f"{flag} {address}: has no path; give unix:PATH")
@@ -22,7 +24,8 @@ def check_address(flag: str, address: str, unprotected: str = "") -> None:
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise AddressError(f"{flag} {address}: give HOST:PORT (port 0 to 65535) or unix:PATH")
+        named = forms.replace("PORT", "PORT (port 0 to 65535)")
+        raise AddressError(f"{flag} {address}: give {named}")
     if unprotected and not _is_loopback(host):
         raise AddressError(f"{flag} {address}: others can reach it, {unprotected}")
 

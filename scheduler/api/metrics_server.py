@@ -48,11 +48,11 @@ class MetricsServer:
     ) -> None:
         """`listen` is HOST:PORT, which others can reach only if `unprotected`; `seconds` what a
         connection may take, `pace` the least time between two. Raises AddressError."""
-        check_address(_FLAG, listen, "" if unprotected else _UNPROTECTED)
         if listen.startswith("unix:"):
             raise AddressError(
                 f"{_FLAG} {listen}: Prometheus knows no unix sockets; give HOST:PORT"
             )
+        check_address(_FLAG, listen, "" if unprotected else _UNPROTECTED, "HOST:PORT or off")
         self._socket = _bind(listen)
         host, port = self._socket.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -172,7 +172,7 @@ def test_a_port_in_use_is_an_error_that_names_it_and_port_0_is_any_free_one():
     [
         ("0.0.0.0:0", "--metrics-unprotected"),
         ("unix:/tmp/metrics", "give HOST:PORT"),
-        ("9101", "give HOST:PORT"),
+        ("9101", r"give HOST:PORT \(port 0 to 65535\) or off$"),
         ("127.0.0.1:65536", "0 to 65535"),
     ],
 )

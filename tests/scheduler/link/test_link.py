@@ -266,7 +266,7 @@ def test_a_row_that_is_not_finite_is_marked() -> None:
         (
             {"epoch": 4},
             "FAILED_PRECONDITION: epoch is 4, must be at least 5: a newer scheduler has this "
-            "worker",
+            "worker; to take it over, start this one again, by a clock that is not behind",
         ),
     ],
 )
