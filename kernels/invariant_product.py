@@ -68,6 +68,26 @@ def add_stretch(
     return acc, up
 
 
+@triton.jit
+def finish_tile(
+    acc, up, bias, residual, features, places, inside, n, dtype: tl.constexpr,
+    GATED: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """What comes after the sums: bias, activation, residual; fp32 [BLOCK_M, BLOCK_N]."""
+    if HAS_BIAS:
+        acc += tl.load(bias + features, mask=features < n, other=0.0).to(tl.float32)[None, :]
+        if GATED:
+            up += tl.load(bias + n + features, mask=features < n, other=0.0).to(tl.float32)[None, :]
+    if GATED:
+        # Rounded where the activation, as a kernel of its own, would read them.
+        gate = acc.to(dtype).to(tl.float32)
+        acc = gate / (1.0 + tl.exp(-gate)) * up.to(dtype).to(tl.float32)
+    if ADD:
+        acc = acc.to(dtype).to(tl.float32)
+        acc += tl.load(residual + places, mask=inside, other=0.0).to(tl.float32)
+    return acc
+
+
 @triton.jit(do_not_specialize=["m"])
 def invariant_product_kernel(
     x, weight, bias, residual, out, partial, arrived, m, n, k, stretch,
@@ -120,19 +140,11 @@ def invariant_product_kernel(
             )  # fmt: skip
             acc += more
             up += more_up
-    dtype = out.dtype.element_ty
-    if HAS_BIAS:
-        acc += tl.load(bias + features, mask=features < n, other=0.0).to(tl.float32)[None, :]
-        if GATED:
-            up += tl.load(bias + n + features, mask=features < n, other=0.0).to(tl.float32)[None, :]
-    if GATED:
-        # Rounded where the activation, as a kernel of its own, would read them.
-        gate = acc.to(dtype).to(tl.float32)
-        acc = gate / (1.0 + tl.exp(-gate)) * up.to(dtype).to(tl.float32)
-    if ADD:
-        acc = acc.to(dtype).to(tl.float32)
-        acc += tl.load(residual + places, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + places, acc.to(dtype), mask=inside)
+    acc = finish_tile(
+        acc, up, bias, residual, features, places, inside, n, out.dtype.element_ty,
+        GATED, HAS_BIAS, ADD,
+    )  # fmt: skip
+    tl.store(out + places, acc.to(out.dtype.element_ty), mask=inside)
 
 
 def count_stretches(width: int) -> tuple[int, int]:
