@@ -163,6 +163,15 @@ def test_dynamic_rope_is_served_up_to_the_original_context_only(tmp_path: Path) 
             "config.json: num_attention_heads 4 is no multiple of num_key_value_heads 3",
         ),
         (
+            {"num_key_value_heads": 0},
+            "config.json: num_key_value_heads is 0, must be a whole number of at least 1 "
+            "(below 2^31)",
+        ),
+        (
+            {"head_dim": False},
+            "config.json: head_dim is False, must be a whole number of at least 1 (below 2^31)",
+        ),
+        (
             {"head_dim": ABSENT, "hidden_size": 66},
             "config.json: hidden_size 66 is no multiple of num_attention_heads 4 "
             "and head_dim is not given",
