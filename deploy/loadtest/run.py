@@ -82,7 +82,8 @@ def _look_at_server(client: Client, target: Nanoserve) -> dict[str, Any]:
     try:
         status = client.status()
     except NanoserveError as error:
-        raise LoadError(f"no answer from the server at {target.address}: {error}") from None
+        why = "no connection could be made" if error.unreachable else error
+        raise LoadError(f"no answer from the server at {target.address}: {why}") from None
     if not status.ready:
         raise LoadError(f"the server at {target.address} is not ready: {status.reason}")
     return asdict(status)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from worker.__main__ import parse
-from worker.start import StartError, make_executor
+from worker.start import StartError, make_executor, parse_size
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,27 @@ def test_what_needs_no_weights_to_be_seen_is_refused_before_they_are_loaded(
     with pytest.raises(StartError) as refused:
         make_executor(parse(flags))
     assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1000000", 1_000_000),
+        ("7B", 7),
+        ("3KiB", 3 * 1024),
+        ("1.5 MiB", 1_572_864),
+        ("8GiB", 8 << 30),
+        ("0.5TiB", 1 << 39),
+    ],
+)
+def test_a_size_is_bytes_or_a_multiple_of_a_power_of_1024(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "8GB", "8gib", "1e9", "1,5GiB", "1.GiB"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must be a number, of bytes or with one of B, KiB"):
+        parse_size(text)
 
 
 @pytest.mark.parametrize("ids", ["x", "1,x", "-1", "1;2"])

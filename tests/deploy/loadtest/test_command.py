@@ -86,7 +86,8 @@ def test_a_file_that_is_not_there_is_named(
 
 def test_a_server_that_is_not_there_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "127.0.0.1:1", "--rate", "1"]) == 1
-    assert "no answer from the server at 127.0.0.1:1" in capsys.readouterr().err
+    why = "no answer from the server at 127.0.0.1:1: no connection could be made\n"
+    assert capsys.readouterr().err.endswith(why)
 
 
 def test_a_run_is_reported_and_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
