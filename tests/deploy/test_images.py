@@ -56,9 +56,11 @@ def test_what_is_only_constrained_has_the_version_that_other_images_pin() -> Non
 
 
 def test_pip_chooses_no_version_itself() -> None:
-    for server in ("scheduler", "worker"):
+    for server, count in (("scheduler", 2), ("worker", 3)):
         text = (ROOT / f"deploy/docker/{server}.Dockerfile").read_text().replace("\\\n", " ")
-        for options in re.findall(r"pip --python /opt/venv install (.*?)(?:&&|;;|\n)", text):
+        installs = re.findall(r"pip --python /opt/venv install (.*?)(?:&&|;;|\n)", text)
+        assert len(installs) == count
+        for options in installs:
             assert "--no-deps" in options or "constraints.txt" in options
 
 

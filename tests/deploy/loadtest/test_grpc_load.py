@@ -194,9 +194,9 @@ async def test_an_output_that_ends_before_the_planned_cancel_is_not_cancelled() 
         plan = a_plan(server.address, cancel_share=1.0)
         timelines = await carry_out(plan, at_once(8))
     workload = Workload(plan, VOCAB)
-    for timeline in timelines:
-        if workload.request(timeline.index).cancel_after:
-            assert (timeline.status, timeline.cancelled) == ("OK", False)
+    late = [t for t in timelines if workload.request(t.index).cancel_after]
+    assert len(late) > 2
+    assert {(timeline.status, timeline.cancelled) for timeline in late} == {("OK", False)}
 
 
 async def test_what_has_not_ended_when_the_drain_is_over_is_unfinished_and_cancelled() -> None:
@@ -265,6 +265,7 @@ async def test_a_user_thinks_before_the_next_request() -> None:
     with ScriptedServer(count_up) as server:
         plan = a_plan(server.address, arrivals=Closed(1), think=0.1)
         timelines = await carry_out(plan, Looped(0, 1, np.arange(3), float("inf")))
+    assert len(timelines) == 3
     for last, following in itertools.pairwise(timelines):
         assert following.planned == pytest.approx(last.ended + 0.1, abs=1e-5)
         assert following.sent is not None

@@ -35,6 +35,7 @@ async def four_tokens(reply: Reply) -> None:
 async def test_messages_are_counted_and_usage_read() -> None:
     async with SseServer(four_tokens) as server:
         timelines = await carry_out(a_plan(server.url), at_once(5))
+    assert len(timelines) == 5
     for timeline in timelines:
         assert timeline.status == "OK"
         assert timeline.token_counts.tolist() == [1, 1, 1, 1, 0, 0]
