@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +16,8 @@ _DETAILS_KEY = "grpc-status-details-bin"
 # What gRPC's library says of a call that had come in but not been taken when its server stopped.
 # Calls that were cancelled by anybody have other words.
 _STOPPED = "CANCELLED"
+# And of a request that its server's library does not even read.
+_TOO_LARGE = re.compile(r"SERVER: .*message larger than max \((\d+) vs\. (\d+)\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,8 @@ class NanoserveError(Exception):
 
 
 class InvalidRequestError(NanoserveError):
-    """INVALID_ARGUMENT: the request can never work as it stands."""
+    """INVALID_ARGUMENT, or RESOURCE_EXHAUSTED for a message beyond what the server reads: the
+    request can never work as it stands."""
 
 
 class DuplicateRequestError(NanoserveError):
@@ -123,6 +127,9 @@ def from_rpc(failed: FailedCall) -> NanoserveError:
     if code is grpc.StatusCode.CANCELLED and message == _STOPPED:
         code, message = grpc.StatusCode.UNAVAILABLE, "the server stopped before it took the call"
     kind = _KINDS.get(code, ServerError)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and (large := _TOO_LARGE.match(message)):
+        kind = InvalidRequestError
+        message = f"the request has {large[1]} bytes, and the server reads at most {large[2]}"
     return kind(code, message, tuple(violations), retry_after)
 
 

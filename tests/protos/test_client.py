@@ -153,6 +153,16 @@ def test_error_details_name_the_fields_and_the_delay(server: ScriptedServer) -> 
     assert caught.value.retry_after == 1.5
 
 
+def test_a_request_too_large_for_the_server_is_invalid_and_not_to_be_tried_again(
+    server: ScriptedServer,
+) -> None:
+    with Client(server.address) as client, pytest.raises(InvalidRequestError) as caught:
+        client.generate("a" * (5 << 20), request_id="a").collect()
+    assert str(caught.value) == (
+        "RESOURCE_EXHAUSTED: the request has 5242888 bytes, and the server reads at most 4194304"
+    )
+
+
 def test_closing_a_generation_cancels_it_on_the_server(server: ScriptedServer) -> None:
     server.handler = server.hold
     with Client(server.address) as client:
