@@ -29,6 +29,10 @@ class StepBatch:
 
     @staticmethod
     def of(step: CheckedStep) -> StepBatch:
+        return StepBatch._of_one(step) if len(step.rows) == 1 else StepBatch._of_any(step)
+
+    @staticmethod
+    def _of_any(step: CheckedStep) -> StepBatch:
         rows, lens, contexts, slots = step.rows, step.query_lens, step.context_lens, step.slots
         longer = lens > 1
         num_longer = int(np.count_nonzero(longer))
@@ -54,6 +58,26 @@ class StepBatch:
             sample_tokens=last_tokens[step.sampling].astype(np.int64),
             sample_rows=step.rows[step.sampling],
             sample_positions=step.context_lens[step.sampling],
+        )
+
+    @staticmethod
+    def _of_one(step: CheckedStep) -> StepBatch:
+        """The same of a single sequence, in fewer passes."""
+        length, context = int(step.query_lens[0]), int(step.context_lens[0])
+        samples = len(step.sampling)  # 0 or 1
+        is_decode = length == 1
+        return StepBatch(
+            rows=step.rows,
+            query_starts=np.array([0, length], np.int32),
+            context_lens=step.context_lens,
+            slots=step.slots,
+            num_decodes=int(is_decode),
+            max_query_len=length,
+            max_context_len=context,
+            decode_context=context if is_decode else 0,
+            sample_tokens=np.full(samples, length - 1, np.int64),
+            sample_rows=step.rows[:samples],
+            sample_positions=step.context_lens[:samples],
         )
 
 

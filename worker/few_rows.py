@@ -15,7 +15,7 @@ import numpy as np
 from nanoserve.v1 import worker_pb2
 from worker.new_rows import NewRows, check_new_row
 from worker.refusal import StepRefused
-from worker.step import CheckedStep
+from worker.step import INT32, INT64, CheckedStep
 
 if TYPE_CHECKING:
     from worker.ledger import Ledger
@@ -59,12 +59,13 @@ def _ints(column: bytes) -> tuple[int, ...]:
     return struct.unpack(f"<{count}i", column)
 
 
-def _rising(column: bytes, dtype: str, least: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+def _rising(column: bytes, dtype: np.dtype, least: int, end: int) -> tuple[np.ndarray, np.ndarray]:
     """The values, and the same in order; all of them are least <= value < end."""
-    _usual(not len(column) % np.dtype(dtype).itemsize)
+    _usual(not len(column) % dtype.itemsize)
     values = np.frombuffer(column, dtype)
-    ordered = np.sort(values)
-    _usual(not len(ordered) or (ordered[0] >= least and ordered[-1] < end))
+    ordered = values.copy()
+    ordered.sort()
+    _usual(not len(ordered) or (int(ordered[0]) >= least and int(ordered[-1]) < end))
     return values, ordered
 
 
@@ -117,7 +118,7 @@ class _FewRows:
         _usual(len(rows) == len(counts) == len(starts) == len(set(rows)))
         if not rows and not step.table_blocks:
             return
-        blocks, _ = _rising(step.table_blocks, "<i4", 1, self._geometry.num_blocks)
+        blocks, _ = _rising(step.table_blocks, INT32, 1, self._geometry.num_blocks)
         end = 0
         for number, count, start in zip(rows, counts, starts, strict=True):
             row = self._live(number)
@@ -151,7 +152,7 @@ class _FewRows:
     def slots(self, step: worker_pb2.Step, num_tokens: int) -> np.ndarray:
         """int64 [1, t]"""
         geometry = self._geometry
-        slots, ordered = _rising(step.slot_mapping, "<i8", geometry.block_size, geometry.num_slots)
+        slots, ordered = _rising(step.slot_mapping, INT64, geometry.block_size, geometry.num_slots)
         _usual(len(slots) == num_tokens)
         _usual(num_tokens < 2 or not np.count_nonzero(ordered[1:] == ordered[:-1]))
         return slots.reshape(1, -1)
@@ -172,9 +173,9 @@ class _FewRows:
             decode_steps=1,
             **self._new.columns(),
             **self._block_columns(),
-            rows=np.frombuffer(step.rows, "<i4"),
-            query_lens=np.frombuffer(step.query_lens, "<i4"),
-            context_lens=np.frombuffer(step.context_lens, "<i4"),
+            rows=np.frombuffer(step.rows, INT32),
+            query_lens=np.frombuffer(step.query_lens, INT32),
+            context_lens=np.frombuffer(step.context_lens, INT32),
             slots=slots,
             sampling=np.array(self._sampling, np.int64),
         )

@@ -126,7 +126,7 @@ def check_new_row(message: worker_pb2.NewRow, geometry: Geometry) -> NewRow:
             f"token_ids has {count} values, must have 1 to max_model_len {geometry.max_model_len}"
         )
     unsigned = tokens.view(np.uint32)  # a negative id is a large one without its sign
-    if unsigned.max() >= geometry.vocab_size:
+    if int(unsigned.max()) >= geometry.vocab_size:
         i = int((unsigned >= geometry.vocab_size).argmax())
         refuse(f"token_ids[{i}] is {tokens[i]}, must be 0 <= id < {geometry.vocab_size}")
     if not 1 <= message.prompt_len <= count:

@@ -13,13 +13,13 @@ import numpy as np
 from nanoserve.v1 import worker_pb2
 from worker.refusal import StepRefused
 
-_INT32 = np.dtype("<i4")
-_INT64 = np.dtype("<i8")
-_UINT8 = np.dtype("u1")
-_EMPTY = {dtype: np.frombuffer(b"", dtype) for dtype in (_INT32, _INT64, _UINT8)}
+INT32 = np.dtype("<i4")
+INT64 = np.dtype("<i8")
+UINT8 = np.dtype("u1")
+_EMPTY = {dtype: np.frombuffer(b"", dtype) for dtype in (INT32, INT64, UINT8)}
 
 
-def read_column(name: str, data: bytes, dtype: np.dtype = _INT32) -> np.ndarray:
+def read_column(name: str, data: bytes, dtype: np.dtype = INT32) -> np.ndarray:
     """The packed little-endian values of a field, read-only and without a copy."""
     if not data:  # most columns of a steady decode step
         return _EMPTY[dtype]
@@ -58,8 +58,8 @@ class StepColumns:
             read_column("rows", step.rows),
             read_column("query_lens", step.query_lens),
             read_column("context_lens", step.context_lens),
-            read_column("slot_mapping", step.slot_mapping, _INT64),
-            read_column("samples", step.samples, _UINT8),
+            read_column("slot_mapping", step.slot_mapping, INT64),
+            read_column("samples", step.samples, UINT8),
             step.decode_steps if step.HasField("decode_steps") else 1,
         )
         _same_length("table_rows", columns.table_rows, "table_starts", columns.table_starts)

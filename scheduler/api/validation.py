@@ -106,7 +106,7 @@ def check_prompt(
     # A slice of a message's field is a list, which is read several times as fast.
     checked = np.array(ids[:], np.int64)
     unsigned = checked.view(np.uint64)  # a negative id is a large one without its sign
-    if unsigned.max() >= limits.vocab_size:
+    if int(unsigned.max()) >= limits.vocab_size:
         index = int((unsigned >= limits.vocab_size).argmax())
         raise invalid(
             field,

@@ -96,16 +96,18 @@ class BlockAllocator:
         self._check_ids(blocks)
         np.subtract.at(self.references, blocks, 1)
         left = self.references[blocks]
-        if (left < 0).any():
+        if np.count_nonzero(left < 0):
             np.add.at(self.references, blocks, 1)
             block = int(blocks[left < 0][0])
             raise ValueError(f"block {block} was released more often than it was taken")
-        unheld, kept = left == 0, self.kept[blocks]
-        freed = list(dict.fromkeys(blocks[unheld & ~kept].tolist()))  # each once
+        unheld = blocks[left == 0]
+        kept = self.kept[unheld]
+        if np.count_nonzero(kept):
+            self._cached.update(dict.fromkeys(unheld[kept][::-1].tolist()))
+            unheld = unheld[~kept]
+        freed = list(dict.fromkeys(unheld.tolist()))  # each once
         self._free[self._num_free : self._num_free + len(freed)] = freed
         self._num_free += len(freed)
-        if kept.any():
-            self._cached.update(dict.fromkeys(blocks[unheld & kept][::-1].tolist()))
 
     def keep(self, block: int) -> None:
         """Marks a held block: it will be cached when nobody holds it any more. Raises
@@ -138,7 +140,7 @@ class BlockAllocator:
 
     def _check_ids(self, blocks: np.ndarray) -> None:
         outside = (blocks <= SCRATCH_BLOCK) | (blocks >= self.num_blocks)
-        if outside.any():
+        if np.count_nonzero(outside):
             raise ValueError(f"block {int(blocks[outside][0])} is outside 1..{self.num_blocks - 1}")
 
 

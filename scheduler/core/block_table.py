@@ -48,12 +48,12 @@ class BlockTables:
     def grow(self, rows: np.ndarray, context_lens: np.ndarray) -> Appended:
         """Extends the rows' tables to hold their context lengths. `rows` must hold no
         row twice. Raises OutOfBlocks, and moves no table, if the sum does not fit."""
+        if len(rows) == 1:
+            return self._grow_one(int(rows[0]), int(context_lens[0]))
         missing = self.missing(rows, context_lens)
-        growing = np.flatnonzero(missing)
-        if len(growing) < 2:
-            return (
-                self._grow_one(int(rows[growing[0]]), int(missing.sum())) if len(growing) else _NONE
-            )
+        growing = missing > 0
+        if not growing.any():
+            return _NONE
         blocks = self.allocator.allocate(int(missing.sum()))
         rows, counts = rows[growing], missing[growing]
         owners = np.repeat(rows, counts)
@@ -62,12 +62,14 @@ class BlockTables:
         self.num_blocks[rows] += counts.astype(np.int32)
         return Appended(rows.astype(np.int32), counts.astype(np.int32), blocks)
 
-    def _grow_one(self, row: int, count: int) -> Appended:
-        blocks = self.allocator.allocate(count)
-        before = int(self.num_blocks[row])
-        self.blocks[row, before : before + count] = blocks
-        self.num_blocks[row] = before + count
-        return Appended(np.array([row], np.int32), np.array([count], np.int32), blocks)
+    def _grow_one(self, row: int, context_len: int) -> Appended:
+        before, needed = int(self.num_blocks[row]), self.blocks_for(context_len)
+        if needed <= before:
+            return _NONE
+        blocks = self.allocator.allocate(needed - before)
+        self.blocks[row, before:needed] = blocks
+        self.num_blocks[row] = needed
+        return Appended(np.array([row], np.int32), np.array([len(blocks)], np.int32), blocks)
 
     def share(self, row: int, blocks: np.ndarray) -> None:
         """Begins the row's empty table with blocks that are held or cached, int32 [b]."""

@@ -29,12 +29,16 @@ _OWN_MASK = (1 << OWN_BITS) - 1
 
 def split(batch: EventBatch) -> dict[int, EventBatch]:
     """The part of each front end, by its number, with its own handles, in the batch's order."""
-    numbers = batch.handles >> OWN_BITS
+    numbers, handles = batch.handles >> OWN_BITS, batch.handles & _OWN_MASK
     parts: dict[int, EventBatch] = {}
-    for number in np.unique(numbers).tolist():
+    found = sorted(set(numbers.tolist()))
+    if len(found) == 1:
+        parts[found[0]] = EventBatch(handles, batch.token_ids, logprobs=batch.logprobs)
+        found = []
+    for number in found:
         chosen = numbers == number
         parts[number] = EventBatch(
-            batch.handles[chosen] & _OWN_MASK,
+            handles[chosen],
             batch.token_ids[chosen],
             logprobs=batch.logprobs and batch.logprobs.of(chosen),
         )

@@ -9,6 +9,8 @@ from scheduler.core.worker_link import StepAnswer, StepTimes
 from scheduler.link.logprobs import result_logprobs
 from scheduler.link.window import SentStep
 
+_INT32, _UINT32 = np.dtype("<i4"), np.dtype("<u4")
+
 
 def step_answer(
     result: worker_pb2.StepResult, sent: SentStep, vocab_size: int, round_trip_ns: int
@@ -23,8 +25,8 @@ def step_answer(
         )
     if len(result.flags) not in (0, sampling):
         raise ValueError(f"{name} has {len(result.flags)} flags, must be 0 or {sampling}")
-    tokens = np.frombuffer(result.tokens, "<i4")
-    if sampling and (most := int(tokens.view("<u4").max())) >= vocab_size:
+    tokens = np.frombuffer(result.tokens, _INT32)
+    if sampling and (most := int(tokens.view(_UINT32).max())) >= vocab_size:
         raise ValueError(
             f"{name} has the token {most}, must be below {vocab_size} and not negative"
         )

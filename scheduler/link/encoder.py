@@ -7,6 +7,8 @@ import numpy as np
 from nanoserve.v1 import worker_pb2
 from scheduler.core.worker_link import NewRow, StepPlan
 
+_INT32, _INT64, _UINT8 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("u1")
+
 
 def encode_step(plan: StepPlan) -> worker_pb2.Step:
     """Step of worker.proto. Loops over new rows only, which are rare."""
@@ -23,14 +25,14 @@ def encode_step(plan: StepPlan) -> worker_pb2.Step:
         rows=_int32(plan.rows),
         query_lens=_int32(plan.query_lens),
         context_lens=_int32(plan.context_lens),
-        slot_mapping=plan.slot_mapping.astype("<i8", copy=False).tobytes(),
-        samples=plan.samples.astype("u1", copy=False).tobytes(),
+        slot_mapping=plan.slot_mapping.astype(_INT64, copy=False).tobytes(),
+        samples=plan.samples.astype(_UINT8, copy=False).tobytes(),
         decode_steps=plan.decode_steps if plan.decode_steps > 1 else None,
     )
 
 
 def _int32(column: np.ndarray) -> bytes:
-    return column.astype("<i4", copy=False).tobytes()
+    return column.astype(_INT32, copy=False).tobytes()
 
 
 def _sampling(row: NewRow) -> worker_pb2.SamplingParams:

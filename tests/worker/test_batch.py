@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+import dataclasses
 
+import numpy as np
+import pytest
+
+from nanoserve.v1 import worker_pb2
 from tests.worker.running_worker import small_geometry
 from tests.worker.step_messages import first_step, int32, int64, new_row, second_step
 from worker.batch import StepBatch
@@ -40,6 +44,33 @@ def test_a_step_in_order_is_left_as_it_is() -> None:
     batch = StepBatch.of(checked)
     assert batch.slots is checked.slots
     assert batch.sample_tokens.tolist() == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("length", "samples", "tokens", "decodes"),
+    [(5, b"\1", [4], 0), (3, b"\0", [], 0), (1, b"\1", [0], 1)],
+    ids=["prompt", "chunk", "decode"],
+)
+def test_a_sequence_alone_is_as_one_of_many(
+    length: int, samples: bytes, tokens: list[int], decodes: int
+) -> None:
+    ledger = Ledger(small_geometry(), check_slots=True)
+    step, slots = first_step(), (28, 29, 30, 31, 36)
+    if decodes:
+        ledger.admit(step)
+        step, slots = worker_pb2.Step(step_id=2, rows=int32(3)), (37,)
+    context = 6 if decodes else length
+    step.query_lens, step.context_lens = int32(length), int32(context)
+    step.slot_mapping, step.samples = int64(*slots[:length]), samples
+    checked = ledger.admit(step)
+    alone, general = StepBatch.of(checked), StepBatch._of_any(checked)
+    for field in dataclasses.fields(StepBatch):
+        ours, others = getattr(alone, field.name), getattr(general, field.name)
+        assert np.array_equal(ours, others), field.name
+        if isinstance(ours, np.ndarray):
+            assert (ours.dtype, ours.shape) == (others.dtype, others.shape), field.name
+    assert (alone.sample_tokens.tolist(), alone.num_decodes) == (tokens, decodes)
+    assert (alone.max_query_len, alone.max_context_len) == (length, context)
 
 
 def test_a_step_without_sequences_has_no_tokens() -> None:
