@@ -10,6 +10,9 @@ from scheduler.core.ledger import Ledger
 from scheduler.core.request import Request
 
 RETRY_SECONDS = 1.0
+# While a worker is replaced nobody is admitted, and the expected wait becomes hours. Whoever stays
+# away for those finds the server idle.
+LONGEST_RETRY_SECONDS = 60.0
 
 
 def refusal(
@@ -50,8 +53,8 @@ def too_long_a_wait(expected: float, limit: float) -> str:
 
 
 def retry_after(expected: float, limit: float) -> float:
-    """Seconds until the wait may have come down to the limit."""
-    return max(RETRY_SECONDS, expected - limit)
+    """Seconds until the wait may have come down to the limit, or it is worth another look."""
+    return min(max(RETRY_SECONDS, expected - limit), LONGEST_RETRY_SECONDS)
 
 
 def _full(prompt: int, ledger: Ledger, limits: Limits, config: EngineConfig) -> str:

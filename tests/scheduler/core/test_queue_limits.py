@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from scheduler.core.admission import retry_after
 from scheduler.core.config import EngineConfig
 from scheduler.core.front_end import Failure, FailureKind, Finish
 from scheduler.core.queue_wait import QueueWait
@@ -61,6 +62,15 @@ def test_those_beyond_the_wait_are_refused_at_once_with_a_time_to_retry() -> Non
     for handle in (*handles, *waiting[:3]):
         assert isinstance(harness.front_end.ends[handle], Finish)
     assert harness.engine.status().expected_wait == 0.0
+
+
+@pytest.mark.parametrize(
+    ("expected", "seconds"), [(10.0, 1.0), (35.5, 1.0), (45.0, 10.0), (95.0, 60.0), (6e4, 60.0)]
+)
+def test_whoever_is_refused_comes_again_when_the_wait_may_be_short_or_in_a_minute(
+    expected: float, seconds: float
+) -> None:
+    assert retry_after(expected, limit=35.0) == seconds
 
 
 def test_under_three_times_the_load_most_that_are_taken_start_in_time() -> None:
