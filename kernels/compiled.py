@@ -16,7 +16,7 @@ import ctypes
 import hashlib
 import os
 import struct
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from numba import cfunc, njit, types
 from numba.core import cgutils, codegen, config
 from numba.extending import intrinsic
 
-ARGUMENTS = 16
+ARGUMENTS = 18
 # Below so many numbers read, to wake a thread takes longer than to do its share.
 _SHARED_WORK = 1 << 14
 _FIRST = 1  # item 0 of the array counts the items that are taken
@@ -65,9 +65,11 @@ def _bind_threads() -> bool:
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         start = ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value
+        number = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p).value
     except (OSError, AttributeError):
-        start = 0
+        start = number = 0
     llvmlite.binding.add_symbol("nanoserve_parallel", start or ctypes.addressof(_NOTHING))
+    llvmlite.binding.add_symbol("nanoserve_thread", number or ctypes.addressof(_NOTHING))
     return bool(start)
 
 
@@ -82,12 +84,32 @@ if config.CPU_FEATURES is None:
 _parallel = types.ExternalFunction(
     "nanoserve_parallel", types.void(types.int64, types.int64, types.uint32, types.uint32)
 )
+_thread = types.ExternalFunction("nanoserve_thread", types.int32())
 
 # Without checks for a division by zero, which keep loops from being vectorized.
 inner = njit(error_model="numpy")
 # The same, whose products and sums become fused; whether they do depends on the code alone.
 fused = njit(error_model="numpy", fastmath={"contract"})
-kernel = cfunc(_SIGNATURE, error_model="numpy", cache=_FOLDER is not None)
+
+
+class Kernel:
+    """A function over addresses. It is compiled at its first launch: a process needs some of the
+    kernels only, of one dtype and processor."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    @cached_property
+    def address(self) -> int:
+        return self._compiled.address
+
+    @cached_property
+    def _compiled(self) -> Any:  # which lives as long as its address
+        compile = cfunc(_SIGNATURE, error_model="numpy", cache=_FOLDER is not None)
+        return compile(self._function)
+
+
+kernel = Kernel
 
 
 @intrinsic
@@ -99,6 +121,12 @@ def take(typing_context: Any, arguments: Any) -> Any:
         return builder.atomic_rmw("add", args[0], one, "monotonic")
 
     return types.int64(types.CPointer(types.int64)), generate
+
+
+@inner
+def thread() -> int:
+    """The number of this thread among those that share a kernel's items, from 0 on."""
+    return _thread() if _HAS_THREADS else 0
 
 
 @intrinsic
@@ -137,7 +165,7 @@ def _launch(function: int, threads: int, values: tuple[int, ...]) -> int:
     return arguments[0]
 
 
-def launch(entry: Any, items: int, work: int, *arguments: int) -> None:
+def launch(entry: Kernel, items: int, work: int, *arguments: int) -> None:
     """Runs the kernel `entry` on `arguments`, which it finds from its arguments[1] on, after the
     number of items. `work`, in numbers that are read, decides whether all threads share it."""
     threads = torch.get_num_threads() if _HAS_THREADS and work >= _SHARED_WORK else 1

@@ -7,16 +7,26 @@ the same, bit for bit, whatever the batch and the chunks. No slot past a sequenc
 is ever read.
 """
 
+import threading
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
 
+from kernels import amx
 from kernels.compiled import address, float_bits, launch
+from kernels.cpu_attention_amx import attend_bfloat16, rooms
 from kernels.cpu_attention_kernel import FIELDS, attend
 from kernels.cpu_numbers import KINDS
+from kernels.cpu_softmax import FEW
+from kernels.vector import LANES
 
 QUERY_TILE = 16  # tokens
+_LINE = 64  # bytes, of a processor's cache
+# Decodes that are shared out whole, so that a block's keys and values are read in one piece; of
+# fewer, threads would not end together.
+_MANY = 16
 
 
 @dataclass(frozen=True)
@@ -121,6 +131,8 @@ def _attend(
     plan: AttentionPlan,
     out: torch.Tensor,
 ) -> torch.Tensor:
+    if takes_tiles(q):
+        return _attend_by_tiles(q, k_pool, v_pool, block_tables, scale, plan, out)
     heads, head_dim = q.shape[1:]
     block_size, kv_heads = k_pool.shape[1:3]
     items, dtype = plan.items.shape[0] * kv_heads, q.dtype
@@ -144,3 +156,67 @@ def _attend(
         plan.most_tokens * heads // kv_heads,
     )
     return out
+
+
+def takes_tiles(q: torch.Tensor) -> bool:
+    """Whether the kernel for AMX attends: it has no code for what is left of a tile."""
+    return q.dtype == torch.bfloat16 and q.shape[2] % amx.DEPTH == 0 and amx.is_available()
+
+
+def _attend_by_tiles(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    block_tables: torch.Tensor,
+    scale: float,
+    plan: AttentionPlan,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    heads, head_dim = q.shape[1:]
+    block_size, kv_heads = k_pool.shape[1:3]
+    some = kv_heads if plan.most_tokens == 1 and plan.items.shape[0] >= _MANY else 1
+    width, blocks, size = _blocks(plan.most_tokens * heads // kv_heads, some, head_dim)
+    launch(
+        attend_bfloat16,
+        plan.items.shape[0] * (kv_heads // some),
+        plan.positions * heads * head_dim,
+        blocks,
+        heads,
+        kv_heads,
+        head_dim,
+        block_size,
+        float_bits(scale),
+        address(plan.items, torch.int64),
+        address(q, torch.bfloat16),
+        address(k_pool, torch.bfloat16),
+        address(v_pool, torch.bfloat16),
+        address(block_tables, torch.int32),
+        block_tables.shape[1],
+        address(out, torch.bfloat16),
+        _room(size * torch.get_num_threads()),
+        size,
+        some,
+        width,
+    )
+    return out
+
+
+@cache
+def _blocks(queries: int, kv_heads: int, head_dim: int) -> tuple[int, int, int]:
+    """(queries of a block, blocks of an item, bytes of a thread's room)."""
+    width = FEW if queries <= FEW else LANES
+    blocks = -(-queries // width) * kv_heads
+    size = rooms.py_func(blocks, kv_heads, 2 * head_dim)[-1]
+    return width, blocks, -(-size // _LINE) * _LINE
+
+
+_kept = threading.local()
+
+
+def _room(size: int) -> int:
+    """The address of bytes that launches of this thread share: to allocate them each time would
+    cost as much as a short context does, since the system hands out and clears every page."""
+    room: torch.Tensor | None = getattr(_kept, "room", None)
+    if room is None or room.numel() < size + _LINE:
+        room = _kept.room = torch.empty(size + _LINE, dtype=torch.uint8)
+    return -(-room.data_ptr() // _LINE) * _LINE
