@@ -54,6 +54,9 @@ log = logging.getLogger(__name__)
 MOST_MESSAGES = 32
 # With at most so many steps in flight nothing hides what it takes a thread to wake up.
 _FEW_STEPS = 1
+# A prompt that finds the device idle waits for nothing but its step. The link's thread has to wake
+# up for that, and then must not wait for the interpreter's lock as well.
+HAND_OVER_SECONDS = 50e-6
 DRAINING = "the server is draining"
 
 
@@ -231,6 +234,8 @@ class Engine:
             plan, step = planned
             worker.window.sent(step, now)
             self._link.send(plan)
+            if plan.new_rows and len(worker.window) == 1:
+                time.sleep(HAND_OVER_SECONDS)
 
     def _flush(self) -> None:
         before, self._status = self._status, self._take_status()

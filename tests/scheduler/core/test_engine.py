@@ -1,6 +1,6 @@
 import pytest
 
-from scheduler.core.engine import MOST_MESSAGES
+from scheduler.core.engine import HAND_OVER_SECONDS, MOST_MESSAGES
 from scheduler.core.front_end import Failure, FailureKind, Finish, FinishReason
 from tests.scheduler.core.fake_worker import FakeWorker, expected_tokens
 from tests.scheduler.core.harness import Harness
@@ -47,6 +47,25 @@ def test_steps_in_flight_reach_the_depth_and_never_pass_it() -> None:
     harness.submit(PROMPT, 20)
     harness.turn()
     assert len(harness.worker.unanswered) == 3
+
+
+def test_only_a_prompt_that_finds_the_device_idle_hands_the_interpreters_lock_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Harness(pipeline_depth=3)
+    slept: list[tuple[float, int]] = []  # with the steps that have been sent by then
+    monkeypatch.setattr(
+        "scheduler.core.engine.time.sleep",
+        lambda seconds: slept.append((seconds, len(harness.worker.log))),
+    )
+    harness.submit(PROMPT, 9)
+    harness.turn()
+    harness.submit([*PROMPT, 1], 3)  # while steps are in flight
+    harness.run()
+    assert [entry for entry in slept if entry[0] > 0] == [(HAND_OVER_SECONDS, 1)]
+    harness.submit(PROMPT, 2)
+    harness.run()
+    assert len([entry for entry in slept if entry[0] > 0]) == 2
 
 
 def test_a_burst_of_submissions_does_not_hold_up_the_first_step() -> None:
