@@ -15,8 +15,10 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils, codegen, config
+from numba.core import cgutils
 from numba.extending import intrinsic
+
+from kernels.compiled import has
 
 LINES = 16  # most of a tile
 LINE = 64  # bytes
@@ -32,8 +34,7 @@ def is_available() -> bool:
     """Whether kernels may use tiles: Linux lets a process do so once it has asked."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return False
-    features = config.CPU_FEATURES or codegen.get_host_cpu_features()
-    if not all(f"+{name}" in features.split(",") for name in ("amx-tile", "amx-bf16", "avx512f")):
+    if not has("amx-tile", "amx-bf16", "avx512f"):
         return False
     return not ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)
 

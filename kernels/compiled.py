@@ -86,6 +86,13 @@ _parallel = types.ExternalFunction(
 )
 _thread = types.ExternalFunction("nanoserve_thread", types.int32())
 
+
+def has(*features: str) -> bool:
+    """Whether kernels may use all of these features of processors, in LLVM's names."""
+    known = config.CPU_FEATURES.split(",")
+    return all(f"+{name}" in known for name in features)
+
+
 # Without checks for a division by zero, which keep loops from being vectorized.
 inner = njit(error_model="numpy")
 # The same, whose products and sums become fused; whether they do depends on the code alone.

@@ -1,30 +1,55 @@
-"""Products of the CPU face in bfloat16 by its own compiled kernel, where the processor has AMX.
+"""Products of the CPU face in bfloat16 by its own compiled kernel, where the processor can.
 
 What stands before and behind a product is done with it: a step of a small model would else spend
 half its time in calls between them.
 """
 
+from importlib import import_module
+from types import ModuleType
+
+import llvmlite.binding
 import torch
+from numba.core import config
 
 from kernels import amx
 from kernels.amx import DEPTH, LINES
-from kernels.compiled import address, float_bits, launch
+from kernels.compiled import address, float_bits, has, launch
 from kernels.cpu_row_ops import norm, rms_norm
 from kernels.packed_weight import PackedWeight
 
-if amx.is_available():  # another processor's compiler refuses it
-    from kernels.cpu_product_kernel import product
-
-_FEW = 32  # rows whose columns of tiles are taken one by one
-_CHUNK = 128  # rows of an item, of more
+_CHUNK = 128  # rows of an item
 _NORMED = 1 << 14  # numbers that every thread normalizes for itself
+
+
+def choice() -> str | None:
+    """What multiplies on this processor: "amx" its tiles, "pairs" AVX512-BF16, "floats" fused
+    products and sums of AVX-512 or AVX2.
+
+    Intel's processors take twice as long for two products at once in AVX512-BF16 as for two fused
+    ones; on AMD's a library multiplies bfloat16 so 2.3 times as fast as float32.
+    """
+    if amx.is_available():
+        return "amx"
+    name = config.CPU_NAME or llvmlite.binding.get_host_cpu_name()
+    if has("avx512bf16") and name.startswith("znver"):
+        return "pairs"
+    return "floats" if has("avx2", "fma") else None
+
+
+def instructions(name: str) -> ModuleType:
+    """The kernel of a choice, and how it is launched."""
+    return import_module(f"kernels.cpu_product_{name}")
+
+
+_CHOICE = choice()
+INSTRUCTIONS = None if _CHOICE is None else instructions(_CHOICE)
 
 
 def takes(weight: torch.Tensor) -> bool:
     """Whether the kernel multiplies by it: it has no code for what is left of a tile."""
     n, k = weight.shape
     fits = n % (2 * LINES) == 0 and k % DEPTH == 0
-    return weight.dtype == torch.bfloat16 and fits and amx.is_available()
+    return weight.dtype == torch.bfloat16 and fits and INSTRUCTIONS is not None
 
 
 def packed(weight: PackedWeight) -> bool:
@@ -60,10 +85,10 @@ def multiply(
         return out
     if gain is not None and x.numel() >= _NORMED:
         x, gain = rms_norm(x, gain, eps), None
-    wide, chunk = (1, _FEW) if rows <= _FEW else (2, _CHUNK)
+    columns = INSTRUCTIONS.most_columns(rows)
     launch(
-        product,
-        -(-n // (LINES * wide)) * -(-rows // chunk),
+        INSTRUCTIONS.product,
+        -(-n // (LINES * columns)) * -(-rows // _CHUNK),
         weight.out_features * k,
         rows,
         k,
@@ -77,7 +102,7 @@ def multiply(
         0 if gain is None else norm.address,
         0 if gain is None else address(gain, dtype),
         float_bits(eps),
-        wide,
-        chunk,
+        columns,
+        _CHUNK,
     )
     return out

@@ -1,7 +1,7 @@
 """Vectors of 16 floats for compiled kernels; memory is an address and an index in numbers.
 
 A compiler turns them into as many of the processor's as they need. The order of every sum is as
-written, so a result does not depend on how wide those are.
+written, so a result does not depend on how wide those are. What takes a builder is for intrinsics.
 """
 
 # ruff: noqa: ARG001 - numba wants these parameters.
@@ -17,8 +17,8 @@ from numba.extending import intrinsic, models, register_model
 LANES = 16
 
 _FLOAT, _WORD, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-_FLOATS = ir.VectorType(_FLOAT, LANES)
-_WORDS = ir.VectorType(_WORD, LANES)
+FLOATS = ir.VectorType(_FLOAT, LANES)
+WORDS = ir.VectorType(_WORD, LANES)
 _HALVES = ir.VectorType(ir.IntType(16), LANES)
 
 
@@ -33,13 +33,13 @@ vector = _Vector()
 @register_model(_Vector)
 class _VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _FLOATS)
+        super().__init__(manager, kind, FLOATS)
 
 
 @intrinsic
 def load(typing_context: Any, address: Any, index: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _read(builder, *args, _FLOATS)
+        return read(builder, *args, FLOATS)
 
     return vector(types.int64, types.int64), generate
 
@@ -49,8 +49,8 @@ def load_bfloat16(typing_context: Any, address: Any, index: Any) -> Any:
     """16 numbers of bfloat16, which are the upper halves of floats."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        words = builder.zext(_read(builder, *args, _HALVES), _WORDS)
-        return builder.bitcast(builder.shl(words, _words(16)), _FLOATS)
+        words = builder.zext(read(builder, *args, _HALVES), WORDS)
+        return builder.bitcast(builder.shl(words, same_words(16)), FLOATS)
 
     return vector(types.int64, types.int64), generate
 
@@ -60,7 +60,7 @@ def store_bfloat16(typing_context: Any, address: Any, index: Any, value: Any) ->
     """Of floats that are `rounded`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        words = builder.lshr(builder.bitcast(args[2], _WORDS), _words(16))
+        words = builder.lshr(builder.bitcast(args[2], WORDS), same_words(16))
         place = _place(builder, args[0], args[1], _HALVES)
         builder.store(builder.trunc(words, _HALVES), place).align = 2
         return context.get_dummy_value()
@@ -73,12 +73,12 @@ def rounded(typing_context: Any, value: Any) -> Any:
     """The nearest numbers of bfloat16, the even ones of two, as floats; NaN stays NaN."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        bits = builder.bitcast(args[0], _WORDS)
-        odd = builder.and_(builder.lshr(bits, _words(16)), _words(1))
-        nearest = builder.add(bits, builder.add(odd, _words(0x7FFF)))
+        bits = builder.bitcast(args[0], WORDS)
+        odd = builder.and_(builder.lshr(bits, same_words(16)), same_words(1))
+        nearest = builder.add(bits, builder.add(odd, same_words(0x7FFF)))
         is_nan = builder.fcmp_unordered("uno", args[0], args[0])
-        words = builder.select(is_nan, builder.or_(bits, _words(0x400000)), nearest)
-        return builder.bitcast(builder.and_(words, _words(0xFFFF0000)), _FLOATS)
+        words = builder.select(is_nan, builder.or_(bits, same_words(0x400000)), nearest)
+        return builder.bitcast(builder.and_(words, same_words(0xFFFF0000)), FLOATS)
 
     return vector(vector), generate
 
@@ -88,10 +88,7 @@ def prefetch(typing_context: Any, address: Any) -> Any:
     """Asks for the line of the cache that this address is in; any address will do."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = builder.inttoptr(args[0], cgutils.voidptr_t)
-        kind = ir.FunctionType(ir.VoidType(), [place.type, _WORD, _WORD, _WORD])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [place, *(ir.Constant(_WORD, value) for value in (0, 3, 1))])
+        ask(builder, args[0])
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
@@ -102,7 +99,7 @@ def broadcast(typing_context: Any, address: Any, index: Any) -> Any:
     """One float in all lanes."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _spread(builder, builder.load(_place(builder, *args, _FLOAT)))
+        return read_one(builder, *args)
 
     return vector(types.int64, types.int64), generate
 
@@ -118,7 +115,7 @@ def spread(typing_context: Any, value: Any) -> Any:
 @intrinsic
 def store(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _write(builder, *args)
+        write(builder, *args)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, vector), generate
@@ -137,9 +134,7 @@ def multiply_add(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
-        name = f"llvm.fma.v{LANES}f32"
-        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+        return fma(builder, *args)
 
     return vector(vector, vector, vector), generate
 
@@ -184,11 +179,11 @@ def transpose(
         source, source_line, target, target_line = args
         half = LANES // 2
         merges = [
-            ir.Constant(_WORDS, [lane for i in lanes for lane in (i, i + LANES)])
+            ir.Constant(WORDS, [lane for i in lanes for lane in (i, i + LANES)])
             for lanes in (range(half), range(half, LANES))
         ]
         lines = [
-            _read(builder, source, builder.mul(source_line, ir.Constant(_LONG, i)), _FLOATS)
+            read(builder, source, builder.mul(source_line, ir.Constant(_LONG, i)), FLOATS)
             for i in range(LANES)
         ]
         for _ in range(4):
@@ -198,14 +193,15 @@ def transpose(
                 for merge in merges
             ]
         for i, line in enumerate(lines):
-            _write(builder, target, builder.mul(target_line, ir.Constant(_LONG, i)), line)
+            write(builder, target, builder.mul(target_line, ir.Constant(_LONG, i)), line)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64, types.int64), generate
 
 
-def _words(value: int) -> Any:
-    return ir.Constant(_WORDS, [value] * LANES)
+def same_words(value: int) -> Any:
+    """A constant in all lanes."""
+    return ir.Constant(WORDS, [value] * LANES)
 
 
 def _place(builder: Any, address: Any, index: Any, kind: Any) -> Any:
@@ -214,20 +210,38 @@ def _place(builder: Any, address: Any, index: Any, kind: Any) -> Any:
     return builder.inttoptr(at, kind.as_pointer())
 
 
-def _read(builder: Any, address: Any, index: Any, kind: Any) -> Any:
+def read(builder: Any, address: Any, index: Any, kind: Any) -> Any:
     value = builder.load(_place(builder, address, index, kind))
     value.align = 2 if kind is _HALVES else 4
     return value
 
 
-def _write(builder: Any, address: Any, index: Any, value: Any) -> None:
-    builder.store(value, _place(builder, address, index, _FLOATS)).align = 4
+def read_one(builder: Any, address: Any, index: Any) -> Any:
+    """A float in all lanes."""
+    return _spread(builder, builder.load(_place(builder, address, index, _FLOAT)))
+
+
+def ask(builder: Any, address: Any) -> None:
+    place = builder.inttoptr(address, cgutils.voidptr_t)
+    kind = ir.FunctionType(ir.VoidType(), [place.type, _WORD, _WORD, _WORD])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [place, *(ir.Constant(_WORD, value) for value in (0, 3, 1))])
+
+
+def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    kind = ir.FunctionType(FLOATS, [FLOATS] * 3)
+    name = f"llvm.fma.v{LANES}f32"
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [a, b, c])
+
+
+def write(builder: Any, address: Any, index: Any, value: Any) -> None:
+    builder.store(value, _place(builder, address, index, FLOATS)).align = 4
 
 
 def _spread(builder: Any, value: Any) -> Any:
     first = ir.Constant(_WORD, 0)
-    one = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), value, first)
-    return builder.shuffle_vector(one, one, ir.Constant(_WORDS, [0] * LANES))
+    one = builder.insert_element(ir.Constant(FLOATS, ir.Undefined), value, first)
+    return builder.shuffle_vector(one, one, ir.Constant(WORDS, [0] * LANES))
 
 
 def _larger(builder: Any, a: Any, b: Any) -> Any:
@@ -239,7 +253,7 @@ def _fold(builder: Any, value: Any, operation: Callable[[Any, Any], Any]) -> Any
     distance = LANES // 2
     while distance:
         lanes = [(i + distance) % LANES for i in range(LANES)]
-        turned = builder.shuffle_vector(value, value, ir.Constant(_WORDS, lanes))
+        turned = builder.shuffle_vector(value, value, ir.Constant(WORDS, lanes))
         value = operation(value, turned)
         distance //= 2
     return builder.extract_element(value, ir.Constant(_WORD, 0))

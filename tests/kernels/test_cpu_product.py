@@ -1,7 +1,11 @@
 """The CPU face's own products: exact but for the last rounding, and bit for bit their own row's."""
 
 import ctypes
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,16 +13,25 @@ import torch
 
 import kernels
 from kernels import amx, cpu_product, vector
-from kernels.compiled import inner
+from kernels.compiled import config, inner
+from tests.kernels import instructions
 from tests.kernels.cases import randn
 
 OPS = kernels.ops("cpu", "cpu")
-needs_amx = pytest.mark.skipif(not amx.is_available(), reason="this processor has no AMX")
 # On both sides of a block of rows, of a chunk of them, and of what each thread normalizes itself.
 COUNTS = [1, 2, 15, 16, 17, 31, 32, 33, 48, 64, 127, 129, 160, 161, 299]
 
 
-@needs_amx
+@pytest.fixture(params=instructions.INSTRUCTIONS)
+def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    instructions.use(request.param, monkeypatch)
+    return request.param
+
+
+by_own_kernel = pytest.mark.usefixtures("own")
+
+
+@by_own_kernel
 @pytest.mark.parametrize(("n", "k"), [(32, 32), (96, 160), (960, 576), (64, 2080)])
 @pytest.mark.parametrize("rows", [1, 16, 17, 33, 130, 300])
 def test_a_product_is_the_exact_one_rounded(n: int, k: int, rows: int) -> None:
@@ -36,7 +49,7 @@ def test_a_product_is_the_exact_one_rounded(n: int, k: int, rows: int) -> None:
         assert ((out - wanted).abs() <= slack + 2.0**-8 * wanted.abs()).all(), more.keys()
 
 
-@needs_amx
+@by_own_kernel
 def test_norm_and_activation_are_those_of_their_own_kernels() -> None:
     x, gain = 3 * randn(299, 576, dtype=torch.bfloat16), randn(576, dtype=torch.bfloat16, seed=2)
     packed = OPS.pack_weight(randn(192, 576, dtype=torch.bfloat16, seed=3) / 24)
@@ -50,7 +63,7 @@ def test_norm_and_activation_are_those_of_their_own_kernels() -> None:
             torch.testing.assert_close(mine, gated[rows], rtol=2.0**-7, atol=1e-30)
 
 
-@needs_amx
+@by_own_kernel
 @pytest.mark.parametrize("inner_size", [16, 48, 96])
 def test_a_gated_row_does_not_depend_on_the_row_count(inner_size: int) -> None:
     x, gain = 3 * randn(299, 96, dtype=torch.bfloat16), randn(96, dtype=torch.bfloat16, seed=2)
@@ -62,7 +75,7 @@ def test_a_gated_row_does_not_depend_on_the_row_count(inner_size: int) -> None:
             assert torch.equal(OPS.norm_gated_linear(x[rows], gain, 1e-5, packed), whole[rows])
 
 
-@needs_amx
+@by_own_kernel
 @pytest.mark.parametrize("rows", [1, 40, 300])
 def test_threads_share_the_products_and_change_no_bit(rows: int) -> None:
     x, gain = randn(rows, 576, dtype=torch.bfloat16), randn(576, dtype=torch.bfloat16, seed=2)
@@ -79,7 +92,7 @@ def test_threads_share_the_products_and_change_no_bit(rows: int) -> None:
     assert torch.equal(results[0], results[2])
 
 
-@needs_amx
+@by_own_kernel
 def test_what_is_not_finite_stays_in_its_row() -> None:
     x = randn(40, 64, dtype=torch.bfloat16)
     packed = OPS.pack_weight(randn(64, 64, dtype=torch.bfloat16, seed=2))
@@ -104,7 +117,7 @@ def test_other_weights_are_left_to_the_library(dtype: torch.dtype, shape: tuple[
     torch.testing.assert_close(OPS.linear(x, packed), x @ weight.T, rtol=1e-2, atol=1e-2)
 
 
-@needs_amx
+@by_own_kernel
 def test_an_input_of_another_width_or_dtype_is_refused() -> None:
     packed = OPS.pack_weight(randn(64, 64, dtype=torch.bfloat16))
     with pytest.raises(ValueError, match="x has 32 columns, must have the weight's 64"):
@@ -123,7 +136,7 @@ def _refuses(*_: object) -> int:
     [
         (amx.sys, "platform", "darwin"),
         (amx.platform, "machine", lambda: "aarch64"),
-        (amx.config, "CPU_FEATURES", "+avx512f,-amx-tile,+amx-bf16"),
+        (config, "CPU_FEATURES", "+avx512f,-amx-tile,+amx-bf16"),
         (ctypes.CDLL, "__getattr__", lambda _library, _name: _refuses),
     ],
     ids=["system", "machine", "features", "permission"],
@@ -133,6 +146,58 @@ def test_tiles_are_used_only_where_all_allow_it(
 ) -> None:
     monkeypatch.setattr(place, name, value)
     assert not amx.is_available.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("tiles", "features", "name", "choice"),
+    [
+        (True, "+avx2,+fma,+avx512f,+avx512bf16", "sapphirerapids", "amx"),
+        (False, "+avx2,+fma,+avx512f,+avx512bf16", "sapphirerapids", "floats"),
+        (False, "+avx2,+fma,+avx512f,+avx512bf16", "znver4", "pairs"),
+        (False, "+avx2,+fma,+avx512f,-avx512bf16", "znver4", "floats"),
+        (False, "+avx2,+fma", "znver3", "floats"),
+        (False, "+avx2,-fma", "haswell", None),
+        (False, "+neon", "apple-m1", None),
+    ],
+)
+def test_a_processor_multiplies_by_the_fastest_it_has(
+    monkeypatch: pytest.MonkeyPatch, tiles: bool, features: str, name: str, choice: str | None
+) -> None:
+    monkeypatch.setattr(amx, "is_available", lambda: tiles)
+    monkeypatch.setattr(config, "CPU_FEATURES", features)
+    monkeypatch.setattr(config, "CPU_NAME", name)
+    assert cpu_product.choice() == choice
+
+
+_OTHER_PROCESS = """
+import sys, torch
+from kernels import cpu_product, vector_product
+from kernels.packed_weight import PackedWeight
+assert cpu_product.INSTRUCTIONS.__name__ == "kernels.cpu_product_floats"
+assert (vector_product.COLUMNS, vector_product.ROWS) == (1, 4)
+x, weight = torch.load(sys.argv[1])
+packed = PackedWeight(*weight.shape, weight.dtype, cpu_product.pack(weight))
+torch.save([cpu_product.multiply(x[:rows], packed) for rows in (1, 2, 7, 35)], sys.argv[2])
+"""
+
+
+def test_a_processor_with_short_vectors_gives_the_bits_of_one_with_long_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    instructions.use("floats", monkeypatch)
+    x, weight = randn(35, 96, dtype=torch.bfloat16), randn(96, 96, dtype=torch.bfloat16, seed=2)
+    whole = OPS.linear(x, OPS.pack_weight(weight))
+    torch.save((x, weight), tmp_path / "given")
+    features = [part for part in config.CPU_FEATURES.split(",") if part[1:4] not in ("avx", "amx")]
+    limits = {
+        "NUMBA_CPU_NAME": "haswell",
+        "NUMBA_CPU_FEATURES": ",".join([*features, "+avx,+avx2"]),
+    }
+    given = [str(tmp_path / name) for name in ("given", "made")]
+    command = [sys.executable, "-c", _OTHER_PROCESS, *given]
+    subprocess.run(command, env=os.environ | limits, check=True)
+    for part in torch.load(tmp_path / "made"):
+        assert torch.equal(part, whole[: len(part)])
 
 
 @inner
