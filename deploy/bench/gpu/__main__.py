@@ -3,7 +3,9 @@
 Random weights are made on the device. A worker process holds them; a scheduler with front ends in
 processes of their own, and client processes that read text, are the rest of the way. All requests
 of a batch are sent at once; a step is (T(all tokens) - T(one token)) over the tokens between.
-Prompts are new each time, and no prefix is cached. Tables on stdout, everything as JSON in a file.
+A first token is of one user, who sends a prompt when the one before has its token, over one
+connection. Prompts are new each time, and no prefix is cached. Tables on stdout, everything as JSON
+in a file.
 """
 
 from __future__ import annotations
