@@ -55,8 +55,8 @@ class SchedulerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         for metric in self._metrics():
             yield metric
-            # The engine's thread would wait for the interpreter until it is taken from this
-            # one: here it gets it.
+            # Whoever turns the engine's loop would wait for the interpreter until it is taken from
+            # this thread: here he gets it.
             time.sleep(_BREATH_SECONDS)
 
     def _metrics(self) -> Iterator[Metric]:

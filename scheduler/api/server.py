@@ -138,7 +138,7 @@ class ApiServer:
         reflection.enable_server_reflection(names, self._server)
         self._keep_fresh: asyncio.Task[None] | None = None
 
-    # Called on the engine's thread: one wake-up of the loop per batch.
+    # Called in turns of the engine's loop, on any thread: one wake-up of ours per batch.
 
     def deliver(self, batch: EventBatch) -> None:
         self._call_soon(lambda: self._service.deliver(batch))

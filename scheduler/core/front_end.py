@@ -243,8 +243,9 @@ class EventBatch:
 
 
 class FrontEnd(Protocol):
-    """What the engine needs of a front end. Called on the engine's thread: must
-    not block and must not raise."""
+    """What the engine needs of a front end. Called in turns of its loop, by
+    one thread at a time, which may be one that called the engine: must not block and must not
+    raise."""
 
     def deliver(self, batch: EventBatch) -> None: ...
 
@@ -254,8 +255,8 @@ class FrontEnd(Protocol):
 
 
 class EnginePort(Protocol):
-    """What a front end needs of the engine. Callable from any thread; none
-    blocks."""
+    """What a front end needs of the engine. Callable from any thread; none waits
+    for anything, but each may take as long as a turn of the engine's loop."""
 
     def submit(self, submission: Submission) -> None: ...
 

@@ -139,14 +139,15 @@ LinkEvent = Connected | Disconnected | StepAnswer | StepRefused
 
 
 class Inbox(Protocol):
-    """Where a link posts; callable from any thread, never blocks."""
+    """Where a link posts; callable from any thread, waits for nothing, but may take as long as a
+    turn of the engine's loop."""
 
     def post(self, event: LinkEvent) -> None: ...
 
 
 class WorkerLink(Protocol):
-    """What the engine needs of a link. `send` is called on the engine's thread,
-    `close` by whoever stops the engine."""
+    """What the engine needs of a link. `send` and `give_up` are called in turns of its loop,
+    by one thread at a time, `close` by whoever stops the engine."""
 
     def start(self, inbox: Inbox) -> None:
         """Starts connecting, for ever, with bounded backoff. Returns at once."""

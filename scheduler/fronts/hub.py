@@ -62,9 +62,9 @@ class Hub:
     """Joins front ends to one engine.
 
     Front ends have numbers, never used twice, so that no event reaches the successor of the
-    one it was meant for. `deliver` and `status_changed` are called on the engine's thread, all
-    else on the event loop. What both touch are dicts and sets, by operations of which each is
-    atomic.
+    one it was meant for. `deliver` and `status_changed` are called in turns of the engine's loop,
+    on this event loop's thread or another, all else on the event loop. What both touch are dicts
+    and sets, by operations of which each is atomic.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Hub:
         """Before all else."""
         self._engine = engine
 
-    # Called on the engine's thread.
+    # Called in turns of the engine's loop.
 
     def deliver(self, batch: EventBatch) -> None:
         for number, part in split(batch).items():
