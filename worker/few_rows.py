@@ -32,7 +32,9 @@ class _Unusual(Exception):
 
 def admit_few(ledger: Ledger, step: worker_pb2.Step) -> CheckedStep | None:
     """As Ledger.admit, or None, with the books as they were, for it to look at all of the step."""
-    if ledger.check_slots or step.HasField("decode_steps") or len(step.new_rows) > MOST_ROWS:
+    if ledger.check_slots or step.HasField("decode_steps"):
+        return None
+    if len(step.rows) > MOST_ROWS * _INT32_BYTES or len(step.new_rows) > MOST_ROWS:
         return None
     few = _FewRows(ledger)
     try:
