@@ -25,8 +25,8 @@ def choice() -> str | None:
     """What multiplies on this processor: "amx" its tiles, "pairs" AVX512-BF16, "floats" fused
     products and sums of AVX-512 or AVX2.
 
-    Intel's processors take twice as long for two products at once in AVX512-BF16 as for two fused
-    ones; on AMD's a library multiplies bfloat16 so 2.3 times as fast as float32.
+    An Intel core takes nearly twice as long for two products at once in AVX512-BF16 as for two
+    fused ones; on AMD's a library multiplies bfloat16 so 2.3 times as fast as float32.
     """
     if amx.is_available():
         return "amx"
