@@ -64,6 +64,17 @@ def test_those_beyond_the_wait_are_refused_at_once_with_a_time_to_retry() -> Non
     assert harness.engine.status().expected_wait == 0.0
 
 
+def test_the_time_in_which_nobody_waited_is_no_pace_of_the_queue_that_forms_after_it() -> None:
+    wait = QueueWait()
+    for i in range(100):
+        wait.observe(admitted=i, waiting=10, now=0.1 * i)
+    wait.observe(admitted=100, waiting=0, now=10.0)
+    wait.observe(admitted=100, waiting=3, now=1000.0)
+    assert wait.expected(3, 1000.0) == pytest.approx(4 * 0.1)
+    wait.observe(admitted=101, waiting=2, now=1000.1)
+    assert wait.expected(2, 1000.1) == pytest.approx(3 * 0.1)
+
+
 @pytest.mark.parametrize(
     ("expected", "seconds"), [(10.0, 1.0), (35.5, 1.0), (45.0, 10.0), (95.0, 60.0), (6e4, 60.0)]
 )
