@@ -23,6 +23,9 @@ from kernels.cpu_softmax import FEW
 from kernels.vector import LANES
 
 QUERY_TILE = 16  # tokens
+# By tiles of a processor, where what is read of keys and values takes a larger part; of steps that
+# leave each thread some of them.
+_LARGE_QUERY_TILE, _LARGE_STEP = 64, 256  # tokens
 _LINE = 64  # bytes, of a processor's cache
 # Decodes that are shared out whole, so that a block's keys and values are read in one piece; of
 # fewer, threads would not end together.
@@ -57,8 +60,8 @@ def plan_decode(
 
 
 def plan_prefill(
-    k_pool: torch.Tensor,  # noqa: ARG001 - of other faces
-    block_tables: torch.Tensor,  # noqa: ARG001
+    k_pool: torch.Tensor,
+    block_tables: torch.Tensor,  # noqa: ARG001 - of other faces
     rows: torch.Tensor,
     query_starts: torch.Tensor,
     context_lens: torch.Tensor,
@@ -67,16 +70,18 @@ def plan_prefill(
 ) -> AttentionPlan:
     """Tiles with the longest contexts come first, so that the threads end together."""
     starts = query_starts.tolist()
+    is_large = takes_tiles(k_pool) and starts[-1] - starts[0] >= _LARGE_STEP
+    tile = _LARGE_QUERY_TILE if is_large else QUERY_TILE
     items = []
     for i, (row, context) in enumerate(zip(rows.tolist(), context_lens.tolist(), strict=True)):
         start, end = starts[i], starts[i + 1]
-        for first in range(start, end, QUERY_TILE):
-            tokens = min(QUERY_TILE, end - first)
+        for first in range(start, end, tile):
+            tokens = min(tile, end - first)
             items.append((first, tokens, row, context - (end - first)))
     items.sort(key=lambda item: -item[3])
     positions = sum(item[1] * (item[3] + item[1]) for item in items)
     table = torch.tensor(items, dtype=torch.int64).view(-1, FIELDS)
-    return AttentionPlan(table, QUERY_TILE, positions, False)
+    return AttentionPlan(table, tile, positions, False)
 
 
 def paged_attention_decode(
@@ -158,9 +163,11 @@ def _attend(
     return out
 
 
-def takes_tiles(q: torch.Tensor) -> bool:
-    """Whether the kernel for AMX attends: it has no code for what is left of a tile."""
-    return q.dtype == torch.bfloat16 and q.shape[2] % amx.DEPTH == 0 and amx.is_available()
+def takes_tiles(heads: torch.Tensor) -> bool:
+    """Whether the kernel for AMX attends to such heads [..., head_dim]: it has no code for what is
+    left of a tile."""
+    fills = heads.shape[-1] % amx.DEPTH == 0
+    return heads.dtype == torch.bfloat16 and fills and amx.is_available()
 
 
 def _attend_by_tiles(

@@ -59,6 +59,26 @@ def test_many_decodes_give_the_bits_of_each_alone(heads: int) -> None:
 
 
 @needs_amx
+def test_a_large_step_has_large_items_and_gives_the_bits_of_small_ones() -> None:
+    lens = [1, 130, 40, 100]
+    case = paged([5, 200, 40, 170], 2, 64, 16, BF16)
+    q = randn(sum(lens), 6, 64, dtype=BF16)
+    tables = case.k_pool, case.block_tables, case.rows
+    plan = OPS.plan_prefill(*tables, checks.starts_of(lens), case.context_lens)
+    assert plan.items[:, 1].max() == 64
+    together = checks.prefill(OPS, q, case, lens, plan=plan)
+    for i, length in enumerate(lens):
+        rows, contexts = case.rows[i : i + 1], case.context_lens[i : i + 1]
+        alone = Paged(case.k_pool, case.v_pool, case.block_tables, rows, contexts, [])
+        here = slice(sum(lens[:i]), sum(lens[: i + 1]))
+        plan = OPS.plan_prefill(
+            case.k_pool, case.block_tables, rows, checks.starts_of([length]), contexts
+        )
+        assert plan.items[:, 1].max() <= 16
+        assert torch.equal(checks.prefill(OPS, q[here], alone, [length]), together[here])
+
+
+@needs_amx
 @pytest.mark.parametrize("rows", [1, 20])
 def test_threads_share_the_heads_and_change_no_bit(rows: int) -> None:
     case = paged([400] * rows, 3, 64, 16, BF16)
