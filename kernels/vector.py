@@ -221,11 +221,12 @@ def read_one(builder: Any, address: Any, index: Any) -> Any:
     return _spread(builder, builder.load(_place(builder, address, index, _FLOAT)))
 
 
-def ask(builder: Any, address: Any) -> None:
+def ask(builder: Any, address: Any, level: int = 1) -> None:
+    """`level`: of the cache, 1 or 2."""
     place = builder.inttoptr(address, cgutils.voidptr_t)
     kind = ir.FunctionType(ir.VoidType(), [place.type, _WORD, _WORD, _WORD])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(function, [place, *(ir.Constant(_WORD, value) for value in (0, 3, 1))])
+    builder.call(function, [place, *(ir.Constant(_WORD, value) for value in (0, 4 - level, 1))])
 
 
 def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:

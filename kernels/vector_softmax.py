@@ -7,14 +7,11 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kernels.vector import LANES, vector
+from kernels.vector import FLOATS, LANES, WORDS, ask, fma, read, same_words, vector, write
 
 _WORD, _LONG = ir.IntType(32), ir.IntType(64)
-_FLOATS = ir.VectorType(ir.FloatType(), LANES)
-_WORDS = ir.VectorType(_WORD, LANES)
 _HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)
 _QUARTER = LANES // 4
 
@@ -32,13 +29,11 @@ def power_of_2(typing_context: Any, x: Any) -> Any:
         x = builder.select(builder.fcmp_ordered("<", args[0], least), least, args[0])
         shifted = builder.fadd(x, whole)  # so large that no place is left for a fraction
         rest = builder.fsub(x, builder.fsub(shifted, whole))
-        kind = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
-        fma = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
         power = _same(_POWER_OF_2[0])
         for factor in _POWER_OF_2[1:]:
-            power = builder.call(fma, [power, rest, _same(factor)])
-        n = builder.shl(builder.bitcast(shifted, _WORDS), _same_words(23))
-        return builder.bitcast(builder.add(builder.bitcast(power, _WORDS), n), _FLOATS)
+            power = fma(builder, power, rest, _same(factor))
+        n = builder.shl(builder.bitcast(shifted, WORDS), same_words(23))
+        return builder.bitcast(builder.add(builder.bitcast(power, WORDS), n), FLOATS)
 
     return vector(vector), generate
 
@@ -76,8 +71,8 @@ def rounded_away(typing_context: Any, value: Any) -> Any:
     it comes from numbers of bfloat16 or from an operation."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        words = builder.add(builder.bitcast(args[0], _WORDS), _same_words(0x8000))
-        return builder.bitcast(builder.and_(words, _same_words(0xFFFF0000)), _FLOATS)
+        words = builder.add(builder.bitcast(args[0], WORDS), same_words(0x8000))
+        return builder.bitcast(builder.and_(words, same_words(0xFFFF0000)), FLOATS)
 
     return vector(vector), generate
 
@@ -88,9 +83,9 @@ def store_pairs(typing_context: Any, address: Any, index: Any, even: Any, odd: A
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address, index, even, odd = args
-        low = builder.lshr(builder.bitcast(even, _WORDS), _same_words(16))
-        pairs = builder.bitcast(builder.or_(low, builder.bitcast(odd, _WORDS)), _FLOATS)
-        _write(builder, address, index, pairs)
+        low = builder.lshr(builder.bitcast(even, WORDS), same_words(16))
+        pairs = builder.bitcast(builder.or_(low, builder.bitcast(odd, WORDS)), FLOATS)
+        write(builder, address, index, pairs)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, vector, vector), generate
@@ -104,13 +99,13 @@ def pair_lines(typing_context: Any, even: Any, odd: Any, first: Any, second: Any
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         zero = ir.Constant(_LONG, 0)
-        lines = [_read(builder, address, zero, _HALVES) for address in args[:2]]
+        lines = [read(builder, address, zero, _HALVES) for address in args[:2]]
         for address, start in zip(args[2:], (0, 4), strict=True):
             columns = [i for part in range(start, 2 * LANES, 8) for i in range(part, part + 4)]
             lanes = [lane for i in columns for lane in (i, i + 2 * LANES)]
             mask = ir.Constant(ir.VectorType(_WORD, 2 * LANES), lanes)
             pairs = builder.shuffle_vector(*lines, mask)
-            _write(builder, address, zero, builder.bitcast(pairs, _FLOATS))
+            write(builder, address, zero, builder.bitcast(pairs, FLOATS))
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64, types.int64), generate
@@ -124,7 +119,7 @@ def unpaired(typing_context: Any, first: Any, second: Any, half: Any) -> Any:
         start = half.literal_value * LANES // 2
         quarters = [part + i for part in (start, start + _QUARTER) for i in (0, LANES)]
         lanes = [quarter + i for quarter in quarters for i in range(_QUARTER)]
-        return builder.shuffle_vector(args[0], args[1], ir.Constant(_WORDS, lanes))
+        return builder.shuffle_vector(args[0], args[1], ir.Constant(WORDS, lanes))
 
     return vector(vector, vector, half), generate
 
@@ -136,7 +131,7 @@ def every_other_quarter(typing_context: Any, a: Any, b: Any, start: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         quarters = range(start.literal_value * _QUARTER, 2 * LANES, 2 * _QUARTER)
         lanes = [quarter + i for quarter in quarters for i in range(_QUARTER)]
-        return builder.shuffle_vector(args[0], args[1], ir.Constant(_WORDS, lanes))
+        return builder.shuffle_vector(args[0], args[1], ir.Constant(WORDS, lanes))
 
     return vector(vector, vector, start), generate
 
@@ -147,7 +142,7 @@ def turned(typing_context: Any, value: Any, distance: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         lanes = [(i + distance.literal_value) % LANES for i in range(LANES)]
-        return builder.shuffle_vector(args[0], args[0], ir.Constant(_WORDS, lanes))
+        return builder.shuffle_vector(args[0], args[0], ir.Constant(WORDS, lanes))
 
     return vector(vector, distance), generate
 
@@ -157,7 +152,7 @@ def quarter_numbers(typing_context: Any) -> Any:
     """0, 1, 2 and 3, in all lanes of a quarter each."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return ir.Constant(_FLOATS, [float(i // _QUARTER) for i in range(LANES)])
+        return ir.Constant(FLOATS, [float(i // _QUARTER) for i in range(LANES)])
 
     return vector(), generate
 
@@ -170,17 +165,17 @@ def transpose_quarters(typing_context: Any, source: Any, target: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         source, target = args
         a, b, c, d = (
-            _read(builder, source, ir.Constant(_LONG, i * LANES), _FLOATS) for i in range(4)
+            read(builder, source, ir.Constant(_LONG, i * LANES), FLOATS) for i in range(4)
         )
         for line in (0, 2):
             lanes = [i + j for i in (line, line + 1) for j in range(0, 2 * LANES, _QUARTER)]
-            mask = ir.Constant(_WORDS, lanes)
+            mask = ir.Constant(WORDS, lanes)
             left, right = builder.shuffle_vector(a, b, mask), builder.shuffle_vector(c, d, mask)
             for half in range(2):
                 start = half * LANES // 2
                 lanes = [start + i + j for j in (0, LANES) for i in range(LANES // 2)]
-                whole = builder.shuffle_vector(left, right, ir.Constant(_WORDS, lanes))
-                _write(builder, target, ir.Constant(_LONG, (line + half) * LANES), whole)
+                whole = builder.shuffle_vector(left, right, ir.Constant(WORDS, lanes))
+                write(builder, target, ir.Constant(_LONG, (line + half) * LANES), whole)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), generate
@@ -192,33 +187,11 @@ def prefetch_to_l2(typing_context: Any, address: Any) -> Any:
     more lines at a time than the first; any address will do."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = builder.inttoptr(args[0], cgutils.voidptr_t)
-        kind = ir.FunctionType(ir.VoidType(), [place.type, _WORD, _WORD, _WORD])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [place, *(ir.Constant(_WORD, value) for value in (0, 2, 1))])
+        ask(builder, args[0], level=2)
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
 
 
 def _same(value: float) -> Any:
-    return ir.Constant(_FLOATS, [value] * LANES)
-
-
-def _same_words(value: int) -> Any:
-    return ir.Constant(_WORDS, [value] * LANES)
-
-
-def _place(builder: Any, address: Any, index: Any, kind: Any) -> Any:
-    at = builder.add(address, builder.mul(index, ir.Constant(_LONG, 4)))
-    return builder.inttoptr(at, kind.as_pointer())
-
-
-def _read(builder: Any, address: Any, index: Any, kind: Any) -> Any:
-    value = builder.load(_place(builder, address, index, kind))
-    value.align = 2
-    return value
-
-
-def _write(builder: Any, address: Any, index: Any, value: Any) -> None:
-    builder.store(value, _place(builder, address, index, _FLOATS)).align = 4
+    return ir.Constant(FLOATS, [value] * LANES)
