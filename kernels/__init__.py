@@ -34,7 +34,9 @@ class Ops:
 
     A face may leave a product's last additions to the kernel that reads it: `norm_qkv` is
     `norm_linear` for `rope_and_write_kv` alone, and what `add_linear` returns is for a norm that a
-    product follows. Once that has read it, `summed` gives the residual [t, h].
+    product follows. Once that has read it, `summed` gives the residual [t, h]. `logits` is
+    `norm_linear` for the head, whose sums a face may leave in fp32: rounded to bf16, which keeps
+    eight bits, likely tokens tie.
     """
 
     face: str
@@ -46,6 +48,7 @@ class Ops:
     pack_weight: Callable[[torch.Tensor], PackedWeight]
     linear: Callable[..., torch.Tensor]
     norm_linear: Callable[..., torch.Tensor]
+    logits: Callable[..., torch.Tensor]
     norm_qkv: Callable[..., Any]
     norm_gated_linear: Callable[..., torch.Tensor]
     add_linear: Callable[..., Any]
@@ -84,7 +87,8 @@ def ops(device: torch.device | str, face: str = "auto", batch_invariant: bool = 
             raise ValueError(f"face 'cpu' does not run on {device}: use 'triton' or 'auto'")
         from kernels import cpu
 
-        return _table(cpu, "cpu", **{name: getattr(cpu, name) for name in _PLANS})
+        more = {name: getattr(cpu, name) for name in ("logits", *_PLANS)}
+        return _table(cpu, "cpu", **more)
     from kernels import triton_ops
 
     triton_ops.check_device(kind)
@@ -93,16 +97,17 @@ def ops(device: torch.device | str, face: str = "auto", batch_invariant: bool = 
         from kernels import invariant_ops
 
         module = invariant_ops
-    more = {name: getattr(module, name) for name in ("plan_decode", "plan_prefill")}
+    more = {name: getattr(module, name) for name in _PLANS}
     if not batch_invariant:
         more |= {"norm_qkv": module.norm_qkv, "summed": module.summed}
     return _table(module, "triton", **more)
 
 
 def _table(module: Any, face: str, **more: Callable[..., Any]) -> Ops:
-    names = Ops.__dataclass_fields__.keys() - {"face", "norm_qkv", "summed", *_PLANS}
+    names = Ops.__dataclass_fields__.keys() - {"face", "norm_qkv", "logits", "summed", *_PLANS}
     functions = {name: getattr(module, name) for name in names}
-    return Ops(face=face, **({"norm_qkv": module.norm_linear} | functions | more))
+    plain = {"norm_qkv": module.norm_linear, "logits": module.norm_linear}
+    return Ops(face=face, **(plain | functions | more))
 
 
 _PLANS = ("plan_decode", "plan_prefill")

@@ -27,6 +27,7 @@ __all__ = [
     "add_linear",
     "gather_rows",
     "linear",
+    "logits",
     "norm_gated_linear",
     "norm_linear",
     "pack_weight",
@@ -55,6 +56,13 @@ def norm_linear(
     if cpu_product.packed(weight):
         return cpu_product.multiply(x, weight, bias, gain=gain, eps=eps)
     return linear(rms_norm(x, gain, eps), weight, bias)
+
+
+def logits(x: torch.Tensor, gain: torch.Tensor, eps: float, weight: PackedWeight) -> torch.Tensor:
+    """See `kernels.Ops`. fp32 where the product is our own kernel's."""
+    if cpu_product.packed(weight):
+        return cpu_product.multiply(x, weight, gain=gain, eps=eps, rounded=False)
+    return norm_linear(x, gain, eps, weight)
 
 
 def norm_gated_linear(

@@ -72,15 +72,17 @@ def multiply(
     gain: torch.Tensor | None = None,
     eps: float = 0.0,
     gated: bool = False,
+    rounded: bool = True,
 ) -> torch.Tensor:
     """x [t, k] -> [t, n]: normalized before with a gain, plus a bias and a residual, and with
-    `gated` the first half of the columns activated times the second half. Raises ValueError and
-    TypeError for an x that is not of the weight's width, not bfloat16 or not contiguous."""
+    `gated` the first half of the columns activated times the second half. In fp32 unless `rounded`.
+    Raises ValueError and TypeError for an x that is not of the weight's width, not bfloat16 or not
+    contiguous."""
     rows, k = x.shape
     if k != weight.in_features:
         raise ValueError(f"x has {k} columns, must have the weight's {weight.in_features}")
     dtype, n = torch.bfloat16, weight.out_features // (2 if gated else 1)
-    out = x.new_empty((rows, n))
+    out = x.new_empty((rows, n), dtype=dtype if rounded else torch.float32)
     if rows == 0:
         return out
     if gain is not None and x.numel() >= _NORMED:
@@ -97,12 +99,13 @@ def multiply(
         weight.data.data_ptr(),
         0 if bias is None else address(bias, dtype),
         0 if residual is None else address(residual, dtype),
-        address(out, dtype),
+        address(out, out.dtype),
         int(gated),
         0 if gain is None else norm.address,
         0 if gain is None else address(gain, dtype),
         float_bits(eps),
         columns,
         _CHUNK,
+        int(rounded),
     )
     return out

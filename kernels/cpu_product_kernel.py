@@ -56,6 +56,13 @@ def _narrow(numbers: int, rows: int, width: int, out: int, line: int) -> None:
 
 
 @inner
+def _keep(numbers: int, rows: int, width: int, out: int, line: int) -> None:
+    for i in range(rows):
+        for j in range(0, width, LANES):
+            vector.store(out + i * line, j, vector.load(numbers, i * width + j))
+
+
+@inner
 def _normalize(arguments: Any, out: np.ndarray) -> None:
     """All rows of x, by the kernel that also does it alone: the same bits."""
     values = np.zeros(8, np.int64)
@@ -95,7 +102,12 @@ def _item_of(multiply: Any) -> Any:
             if bias:
                 _add(bias + line + at, 0, rows, width, up)
             _activate(out, up, rows * width)
-        _narrow(out, rows, width, arguments[9] + first_row * line + at, line)
+        place = first_row * line + at
+        if arguments[16]:
+            _narrow(out, rows, width, arguments[9] + place, line)
+        else:
+            more = _FLOAT // _BFLOAT16  # times as far
+            _keep(out, rows, width, arguments[9] + more * place, more * line)
 
     return item
 

