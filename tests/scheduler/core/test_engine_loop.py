@@ -46,7 +46,8 @@ class Recorded:
 
 @pytest.fixture(autouse=True)
 def no_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler.core.engine_loop.HEARTBEAT_SECONDS", SECONDS)
+    """None while a test waits: it would do what nobody was woken for."""
+    monkeypatch.setattr("scheduler.core.engine_loop.HEARTBEAT_SECONDS", 10 * SECONDS)
 
 
 @pytest.fixture
@@ -76,7 +77,8 @@ def test_in_a_hurry_whoever_brings_a_message_handles_it(recorded: Recorded) -> N
 
 def test_otherwise_the_loops_own_thread_does(recorded: Recorded) -> None:
     started(recorded, in_a_hurry=False).bring(1)
-    wait_for(lambda: recorded.handled == [(1, "engine")], "its own thread handled it")
+    wait_for(lambda: recorded.handled, "it was handled")
+    assert recorded.handled == [(1, "engine")]
 
 
 def test_before_the_start_a_message_waits(recorded: Recorded) -> None:
@@ -123,6 +125,7 @@ def test_the_loop_turns_when_it_is_time_though_nobody_brings_a_message(recorded:
     loop.bring(1)
     before = recorded.turns
     wait_for(lambda: recorded.turns > before + 20, "it turned by itself")
+    assert recorded.handled == [(1, threading.current_thread().name)]
 
 
 def test_of_many_threads_messages_each_is_handled_once_and_by_one_turn_at_a_time(
