@@ -49,9 +49,13 @@ class CallRecords:
         self._submitted: dict[int, Call] = {}  # open, or closed and late
         self._late: dict[int, asyncio.TimerHandle] = {}  # the longest first
 
-    def open(self, request: inference_pb2.GenerateRequest, metadata: Metadata | None) -> Call:
+    def open(
+        self, request: inference_pb2.GenerateRequest | None, metadata: Metadata | None
+    ) -> Call:
+        """None: a request that could not be decoded."""
         arrival = time.monotonic()
-        call = Call(request.request_id, arrival, self._begin_trace(metadata))
+        request_id = request.request_id if request is not None else ""
+        call = Call(request_id, arrival, self._begin_trace(metadata))
         call.request = request if self._log_text else None
         return call
 

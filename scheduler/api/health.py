@@ -13,10 +13,13 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from nanoserve.v1 import inference_pb2
+from scheduler.api.errors import CallError
+from scheduler.api.method_handlers import decoded
 from scheduler.core.front_end import EnginePort
 
-INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
-READINESS = ("", INFERENCE)
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
+INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+READINESS = ("", INFERENCE.full_name)
 LIVENESS = "nanoserve.liveness"
 # The engine's loop turns at least once a second. A loop that stood for this long is stuck.
 STUCK_SECONDS = 10.0
@@ -58,26 +61,38 @@ class HealthService(health_pb2_grpc.HealthServicer):
             await asyncio.sleep(REFRESH_SECONDS)
             self.refresh()
 
+    # A request is None if it could not be decoded.
+
     async def Check(
-        self, request: health_pb2.HealthCheckRequest, context: _Context
+        self, request: health_pb2.HealthCheckRequest | None, context: _Context
     ) -> health_pb2.HealthCheckResponse:
-        serving = self._serving.get(request.service)
+        service = await _service(request, context)
+        serving = self._serving.get(service)
         if serving is None:
             known = ", ".join(map(repr, self._serving))
             await context.abort(
-                grpc.StatusCode.NOT_FOUND, f"service {request.service!r}: not one of {known}"
+                grpc.StatusCode.NOT_FOUND, f"service {service!r}: not one of {known}"
             )
         return _response(serving)
 
-    async def Watch(self, request: health_pb2.HealthCheckRequest, context: _Context) -> None:
+    async def Watch(self, request: health_pb2.HealthCheckRequest | None, context: _Context) -> None:
+        service = await _service(request, context)
         last: health_pb2.HealthCheckResponse | None = None
         while True:
             changed = self._changed
-            response = _response(self._serving.get(request.service))
+            response = _response(self._serving.get(service))
             if response != last:
                 await context.write(response)
                 last = response
             await changed.wait()
+
+
+async def _service(request: health_pb2.HealthCheckRequest | None, context: _Context) -> str:
+    """The service that the call asks about."""
+    try:
+        return decoded(request, health_pb2.HealthCheckRequest).service
+    except CallError as error:
+        await context.abort(error.code, error.message)
 
 
 def _response(serving: bool | None) -> health_pb2.HealthCheckResponse:

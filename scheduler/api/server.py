@@ -14,16 +14,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from nanoserve import tls
-from nanoserve.v1 import inference_pb2_grpc
 from scheduler.api.address import AddressError, clear_unix_path
 from scheduler.api.authentication import TokenCheck
 from scheduler.api.call_log import log_call
 from scheduler.api.call_records import CallRecords
-from scheduler.api.health import INFERENCE, HealthService
+from scheduler.api.health import HEALTH, INFERENCE, HealthService
+from scheduler.api.method_handlers import method_handlers
 from scheduler.api.protection import Protection
 from scheduler.api.service import InferenceService, ServedModel
 from scheduler.api.token_hashes import load_hashes
@@ -131,10 +130,9 @@ class ApiServer:
             interceptors=[self._token_check] if self._token_check else [],
             options=(*OPTIONS, share_port, streams),
         )
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._service, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-        names = (INFERENCE, health_name, reflection.SERVICE_NAME)
+        services = ((INFERENCE, self._service), (HEALTH, self._health))
+        self._server.add_generic_rpc_handlers([method_handlers(*each) for each in services])
+        names = (INFERENCE.full_name, HEALTH.full_name, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         self._keep_fresh: asyncio.Task[None] | None = None
 

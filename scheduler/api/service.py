@@ -15,6 +15,7 @@ from nanoserve.v1 import inference_pb2, inference_pb2_grpc
 from scheduler.api.call_record import Call
 from scheduler.api.call_records import CallRecords
 from scheduler.api.errors import CallError
+from scheduler.api.method_handlers import decoded
 from scheduler.api.output_stream import OutputStream
 from scheduler.api.output_text import OutputText
 from scheduler.api.prompt import PromptEncoder
@@ -39,6 +40,9 @@ log = logging.getLogger(__name__)
 INTERNAL_ERROR = "internal error; see the server's log"
 
 _Context = grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]
+_StatusContext = grpc.aio.ServicerContext[
+    inference_pb2.GetStatusRequest, inference_pb2.GetStatusResponse
+]
 _WatchContext = grpc.aio.ServicerContext[
     inference_pb2.WatchStatusRequest, inference_pb2.WatchStatusResponse
 ]
@@ -154,26 +158,33 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
         stream.end(Failure(stream.handle, FailureKind.INTERNAL, INTERNAL_ERROR))
         self._engine.abort(Abort(stream.handle, FailureKind.INTERNAL))
 
+    # A request is None if it could not be decoded.
+
     async def GetStatus(
-        self,
-        request: inference_pb2.GetStatusRequest,
-        context: object,  # noqa: ARG002
+        self, request: inference_pb2.GetStatusRequest | None, context: _StatusContext
     ) -> inference_pb2.GetStatusResponse:
-        return await self._status.get(request)
+        try:
+            return await self._status.get(decoded(request, inference_pb2.GetStatusRequest))
+        except CallError as error:
+            await context.abort(error.code, error.message, error.trailing_metadata())
 
     async def WatchStatus(
-        self, request: inference_pb2.WatchStatusRequest, context: _WatchContext
+        self, request: inference_pb2.WatchStatusRequest | None, context: _WatchContext
     ) -> None:
         try:
+            request = decoded(request, inference_pb2.WatchStatusRequest)
             await self._status.watch(request, context.write)
         except CallError as error:
             await context.abort(error.code, error.message, error.trailing_metadata())
 
-    async def Generate(self, request: inference_pb2.GenerateRequest, context: _Context) -> None:
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest | None, context: _Context
+    ) -> None:
         self._num_calls += 1
         self._idle.clear()
         call = self._records.open(request, context.invocation_metadata())
         try:
+            request = decoded(request, inference_pb2.GenerateRequest)
             await self._generate_until_deadline(request, context, call)
         except CallError as error:
             self._records.close(call, error)
