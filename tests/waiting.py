@@ -13,9 +13,9 @@ T = TypeVar("T")
 SECONDS = 60.0
 
 
-def wait_for(condition: Callable[[], T], what: str) -> T:
+def wait_for(condition: Callable[[], T], what: str, seconds: float = SECONDS) -> T:
     """What `condition` returns once that is true. Raises AssertionError if it never is."""
-    give_up = time.monotonic() + SECONDS
+    give_up = time.monotonic() + seconds
     while not (result := condition()):
         assert time.monotonic() < give_up, f"it never came true that {what}"
         time.sleep(0.01)

@@ -69,7 +69,8 @@ class Watchdog:
 
     def oldest(self) -> float:
         """Seconds that the longest of the work being watched has taken; 0 if there is none."""
-        return max((time.monotonic() - since for since in list(self._since.values())), default=0.0)
+        now = time.monotonic()  # before: what ends and begins meanwhile is no older than it was
+        return max((now - since for since in list(self._since.values())), default=0.0)
 
     def _run(self) -> None:
         while (oldest := self.oldest()) < self.timeout:

@@ -85,7 +85,7 @@ class Child:
 
     def tail(self) -> str:
         """The last lines of its output, once it has ended."""
-        self._reader.join(timeout=2)
+        self._reader.join(timeout=10)  # a child of its own may hold the pipe
         return "\n".join(self._lines)
 
     def stop(self, patience: float, hurry: threading.Event) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 # That a client may take to find a server that is back: its longest pause between connections,
-# and a little.
-_RECONNECT_SECONDS = 6.0
+# a fifth of it that the library may add, and a little.
+_RECONNECT_SECONDS = 8.0
 
 
 class Absences:

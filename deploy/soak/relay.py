@@ -40,10 +40,12 @@ class Relay:
             writer.transport.abort()
 
     async def hold(self, seconds: float) -> None:
-        """Lets no byte through for so long; none is lost."""
+        """Lets no byte through for so long, or until it is cancelled; none is lost."""
         self._flowing.clear()
-        await asyncio.sleep(seconds)
-        self._flowing.set()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._flowing.set()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -19,7 +19,7 @@ from deploy.soak.stand import Memory, Stand
 from nanoserve import AsyncClient, NanoserveError, ServerStatus
 
 _SAMPLE_SECONDS = 1.0
-_REST_SECONDS = 30.0
+_REST_SECONDS = 120.0  # a worker that was killed last starts again, on whatever machine
 _RETRY_SECONDS = 0.5
 _CHANNELS = 4
 # Open files that a connection or two in passing may cost.

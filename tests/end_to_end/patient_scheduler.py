@@ -1,4 +1,4 @@
-"""A scheduler that repeats the decodes of a model on a slow machine: `python -m
+"""A scheduler that repeats decodes on a slow machine: `python -m
 tests.end_to_end.patient_scheduler FLAGS`.
 
 Its lookahead, beyond which nothing is repeated, is long enough for steps of any duration.

@@ -17,7 +17,8 @@ from deploy.local.servers import Servers, ServerSettings
 from deploy.local.stop_signals import Unasked
 from tests.waiting import SECONDS, wait_for
 
-READY_SECONDS = 90.0
+# A worker on a machine that never ran one compiles its kernels first.
+READY_SECONDS = 180.0
 
 
 @contextmanager
@@ -100,4 +101,4 @@ def wait_for_health(address: str, status: int, service: str = "") -> None:
                 return health.Check(request, timeout=5).status == status
             return False
 
-        wait_for(answers, f"health of {service!r} is {status}")
+        wait_for(answers, f"health of {service!r} is {status}", READY_SECONDS)

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from deploy.local.child import Child
 from nanoserve.v1 import inference_pb2, inference_pb2_grpc
 from tests.end_to_end.servers import start, wait_for_health
-from tests.waiting import wait_for
+from tests.waiting import SECONDS, wait_for
 from worker.simulated_tokens import expected_tokens
 
 SERVING = 1
@@ -57,13 +57,13 @@ class Pair:
         metrics = self.metrics()
         return metrics["num_requests_running",], metrics["num_requests_waiting",]
 
+    def _url(self) -> str | None:
+        found = (re.match(r"metrics at (\S+)", line["message"]) for line in self.log())
+        return next((match[1] for match in found if match), None)
+
     def metrics(self) -> dict[tuple[str, ...], float]:
-        (url,) = {
-            found[1]
-            for line in self.log()
-            if (found := re.match(r"metrics at (\S+)", line["message"]))
-        }
-        with urllib.request.urlopen(url, timeout=10) as response:
+        url = wait_for(self._url, "the log tells where they are")
+        with urllib.request.urlopen(url, timeout=SECONDS) as response:
             families = text_string_to_metric_families(response.read().decode())
         return {
             (s.name.removeprefix("nanoserve_"), *s.labels.values()): s.value
@@ -117,10 +117,14 @@ def test_every_end_is_counted_and_logged_as_its_client_saw_it(pair: Pair) -> Non
         seen[calls.end(calls.start(stop_token_ids=[stop]))] += 1
         seen[calls.end(calls.start(max_tokens=50_000))] += 1
         seen[calls.end(calls.start(request_id='\x1b[31m\n{"'))] += 1
-        seen[calls.end(calls.start(timeout=1, max_tokens=LONG))] += 1
+        # So late that a server that stands still for seconds has heard of the call before.
+        seen[calls.end(calls.start(timeout=4, max_tokens=LONG))] += 1
         wait_for(lambda: pair.load() == (0, 0), "all have ended")
         # All places are taken by calls that their clients will cut off.
-        leaving = [calls.start(max_tokens=LONG) for _ in range(ROWS + QUEUE)]
+        leaving = [calls.start(max_tokens=LONG) for _ in range(ROWS)]
+        for call in leaving:
+            next(call)  # it has a row
+        leaving += [calls.start(max_tokens=LONG) for _ in range(QUEUE)]
         wait_for(lambda: pair.load() == (ROWS, QUEUE), "rows and queue are full")
         seen[calls.end(calls.start())] += 1
         for call in leaving:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from deploy.bench.worker_process import WorkerProcess
 from nanoserve import AsyncClient, FinishReason, ServerStatus, TokenLogprobs
-from tests.end_to_end.servers import running
 from tests.simulated_logprobs import right_logprobs
 from tests.tiny_llama import tiny_llama
 from tests.worker.recorded_steps import replay_process, steps_of
 from worker.simulated_tokens import expected_tokens
 
 VOCAB = 500
+PATIENT = ("tests.end_to_end.patient_scheduler",)
 
 
 async def at_once(address: str) -> ServerStatus:
@@ -52,10 +52,12 @@ def test_requests_get_their_tokens_in_fewer_steps_and_a_recording_of_them_replay
 ) -> None:
     recording = tmp_path / "steps.bin"
     flags = ("--vocab-size", str(VOCAB), "--step-ms", "0.3", "--record", str(recording))
-    with running(
-        simulate=True, worker=flags, scheduler=("--decode-steps", "4", "--pipeline-depth", "3")
-    ) as servers:
-        status = asyncio.run(at_once(servers.address))
+    several = ("--no-tokenizer", "--audit", "--decode-steps", "4", "--pipeline-depth", "3")
+    with (
+        WorkerProcess(("--simulate", *flags)) as worker,
+        worker.scheduler(several, PATIENT) as address,
+    ):
+        status = asyncio.run(at_once(address))
     steps = [one.step for one in steps_of(recording)]
     repeated = Counter(max(1, step.decode_steps) for step in steps)
     assert max(repeated) == 4
@@ -111,8 +113,7 @@ def test_a_tiny_llamas_text_is_the_same_with_four_decodes_a_step_as_with_one(
     ) as worker:
         with worker.scheduler(flags) as address:
             expected, once = asyncio.run(texts(address))
-        patient = ("tests.end_to_end.patient_scheduler",)
-        with worker.scheduler((*flags, "--decode-steps", "4"), patient) as address:
+        with worker.scheduler((*flags, "--decode-steps", "4"), PATIENT) as address:
             found, repeated = asyncio.run(texts(address))
     assert found == expected
     assert {reason for _, reason, _, _ in found} == {FinishReason.STOP, FinishReason.LENGTH}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 
+from deploy.local.servers import Servers
 from deploy.model.fetch import fetch
 from nanoserve import AsyncClient, Client, Completion, FinishReason
 from tests.end_to_end.servers import running
@@ -20,9 +23,14 @@ WORKER = ("--num-blocks", "17", "--block-size", "4", "--dtype", "float32")
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+def servers() -> Iterator[Servers]:
     with running(model=fetch(), worker=WORKER) as servers:
-        yield servers.address
+        yield servers
+
+
+@pytest.fixture
+def address(servers: Servers) -> str:
+    return servers.address
 
 
 def test_a_question_is_answered_and_ends_at_the_models_end_token(address: str) -> None:
@@ -80,20 +88,33 @@ def test_a_repetition_penalty_counts_the_prompt(
         assert all(one.logprob == one.top[0].logprob for one in answer.logprobs)
 
 
-def test_text_cut_by_a_stop_string_is_the_same_after_a_preemption(address: str) -> None:
+async def taken(client: AsyncClient, count: int) -> None:
+    """Returns once the server has so many requests."""
+    while (status := await client.status()).running_requests + status.waiting_requests < count:
+        await asyncio.sleep(0.01)
+
+
+def test_text_cut_by_a_stop_string_is_the_same_after_a_preemption(servers: Servers) -> None:
     """The detokenizer and a half-matched stop string go on where they were, and so do penalties
     and log-probabilities."""
     how = {"temperature": 0, "repetition_penalty": 1.1, "top_logprobs": 3}
 
-    async def together(stop: str) -> tuple[str, Completion]:
-        async with AsyncClient(address) as client:
-            story = client.generate(STORY, max_tokens=40, temperature=0)
-            begin = (await anext(story)).text
-            letter = client.generate(LETTER, max_tokens=40, stop=[stop], **how)
-            rest, cut = await asyncio.gather(story.collect(), letter.collect())
-            return begin + rest.text, cut
+    worker = servers.child("worker").pid
 
-    with Client(address) as client:
+    async def together(stop: str) -> list[Completion]:
+        """The letter comes second. The worker stands still until both have come."""
+        async with AsyncClient(servers.address) as client:
+            os.kill(worker, signal.SIGSTOP)
+            try:
+                story = client.generate(STORY, max_tokens=40, temperature=0)
+                await taken(client, 1)
+                letter = client.generate(LETTER, max_tokens=40, stop=[stop], **how)
+                await taken(client, 2)
+            finally:
+                os.kill(worker, signal.SIGCONT)
+            return await asyncio.gather(story.collect(), letter.collect())
+
+    with Client(servers.address) as client:
         story = client.generate(STORY, max_tokens=40, temperature=0).collect()
         letter = client.generate(LETTER, max_tokens=40, **how).collect()
     # So long that it is matched after the preemption, also in text that repeats itself.
@@ -101,7 +122,7 @@ def test_text_cut_by_a_stop_string_is_the_same_after_a_preemption(address: str) 
     story_again, cut = asyncio.run(together(stop))
     assert cut.usage is not None
     assert cut.usage.preemptions > 0
-    assert story_again == story.text
+    assert story_again.text == story.text
     assert cut.text == letter.text.split(stop)[0]
     assert (cut.finish_reason, cut.matched) == (FinishReason.STOP, stop)
     made = len(cut.token_ids)

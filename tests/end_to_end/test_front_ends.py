@@ -186,6 +186,7 @@ def test_a_killed_front_end_takes_its_own_streams_with_it_and_is_replaced(
     counted = outcomes(two).total()
     calls = [stub.Generate(request(LONG)) for stub in stubs(two.address, 16)]
     got = [list(next(call).token_ids) for call in calls]
+    wait_for(lambda: sum(two.connected()) == 16, "nobody else is connected any more")
     before = two.processes()
     victim = before[0]
     broken = len(connections(victim, "ESTABLISHED"))
@@ -220,7 +221,8 @@ def test_a_drain_lets_the_streams_of_all_front_ends_finish(start: Start, stubs) 
     assert all(servers.connected())
     os.kill(servers.scheduler.pid, signal.SIGTERM)
     for process in processes:  # as a service manager may do to the whole group
-        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has drained
+            process.send_signal(signal.SIGTERM)
     wait_for(lambda: "draining" in log_of(servers.scheduler), "it drains")
     refused = {grpc.StatusCode.UNAVAILABLE}
     wait_for(lambda: {ending(stub) for stub in opened} == refused, "new calls are refused")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -267,16 +268,16 @@ def test_a_worker_that_serves_another_model_is_refused_and_both_are_named(
         (folder / "config.json").write_text(f'{{"vocab_size": {size}}}')
     scheduler = pair.start_scheduler("--model", str(ours))
     pair.start_worker("--model", str(theirs))
-    wait_for(lambda: "fingerprint" in "\n".join(scheduler._lines), "the log names the models")
+    wait_for(lambda: "fingerprint" in "\n".join(scheduler.lines), "the log names the models")
     wait_for_health(pair.address, NOT_SERVING)
     assert scheduler.exit_status is None
 
 
 def test_a_port_in_use_is_refused(pair: Pair) -> None:
     first = pair.start_scheduler("--listen", "127.0.0.1:0")
-    wait_for(lambda: "127.0.0.1:" in "\n".join(first._lines), "it tells its port")
-    line = next(line for line in first._lines if "127.0.0.1:" in line)
-    port = line.rsplit("127.0.0.1:", 1)[1].split()[0]
+    listening = re.compile(r"listening on 127\.0\.0\.1:(\d+)")
+    found = wait_for(lambda: listening.search("\n".join(first.lines)), "it tells its port")
+    port = found[1]
     second = pair.start_scheduler("--listen", f"127.0.0.1:{port}")
     wait_for(lambda: second.exit_status is not None, "the second scheduler ended")
     assert second.exit_status == 1

@@ -68,7 +68,8 @@ def test_a_poisonous_request_fails_alone_and_the_others_get_their_tokens(
 
 def test_kills_that_meet_requests_alone_over_and_over_are_a_pause() -> None:
     """Twice both together and once each alone: nobody is to blame."""
-    worker = ("--vocab-size", str(VOCAB), "--step-ms", "400")
+    # A step ends before it is killed only if we stand still for so long.
+    worker = ("--vocab-size", str(VOCAB), "--step-ms", "20000")
     with supervised(simulate=True, worker=worker) as servers, Client(servers.address) as client:
         prompts = [[1, 7], [2, 7]]
         streams = [
@@ -82,9 +83,12 @@ def test_kills_that_meet_requests_alone_over_and_over_are_a_pause() -> None:
             incarnation = status.worker_incarnation
             return incarnation if status.steps_in_flight and incarnation not in killed else 0
 
-        for _ in range(4):
+        for left in range(3, -1, -1):
             killed.add(wait_for(next_in_a_step, "another worker computes a step"))
-            os.kill(servers.child("worker").pid, signal.SIGKILL)
+            child = servers.child("worker")
+            if not left:
+                child._command = [*child._command, "--step-ms", "1"]  # of the last one
+            os.kill(child.pid, signal.SIGKILL)
         for prompt, stream in zip(prompts, streams, strict=True):
             assert list(stream.collect().token_ids) == expected_tokens(prompt, 3, VOCAB)
         assert client.status().worker_restarts == 4

@@ -8,6 +8,7 @@ from worker.huge_pages import HUGE_PAGE, large_ranges
 
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _TRIES = 10
+_ASKED = 16  # MiB, at the end of the program
 _PROGRAM = """
 import mmap
 from worker.huge_pages import bytes_in_huge_pages, use_huge_pages
@@ -73,9 +74,9 @@ def test_memory_present_and_to_come_gets_huge_pages_and_keeps_its_content():
         present, all_of_it, free = map(int, sizes)
         if (present > 0 or _too_old_to_move_pages()) and all_of_it > present:
             return
-    if free == 0:
-        pytest.skip("this system has no huge page free")
-    pytest.fail(f"{present} MiB present and {all_of_it} in all are in huge pages; {free} were free")
+    if free < _ASKED:
+        pytest.skip(f"this system gives {free} of {_ASKED} MiB in huge pages to who asks for them")
+    pytest.fail(f"{present} MiB present and {all_of_it} in all are in huge pages")
 
 
 def _too_old_to_move_pages() -> bool:

@@ -9,6 +9,7 @@ from threading import Event
 import grpc
 
 from scheduler.link.channel_options import CHANNEL_OPTIONS
+from tests.waiting import SECONDS
 from worker.server_options import SERVER_OPTIONS
 
 Options = Sequence[tuple[str, int]]
@@ -26,12 +27,12 @@ def replaced(options: Options, **values: int) -> Options:
     return [(name, changes.get(name, value)) for name, value in options]
 
 
-def silent_call(server_options: Options) -> str:
-    """How a stream ends on which neither side says a word while our channel pings."""
+def silent_call(server_options: Options, seconds: float) -> str:
+    """How a stream ends on which neither side says a word for `seconds` while our channel pings."""
     over = Event()
 
     def silence(_request: bytes, _context: grpc.ServicerContext) -> Iterator[bytes]:
-        over.wait(SILENCE_SECONDS)
+        over.wait(seconds)
         return iter([b"done"])
 
     server = grpc.server(ThreadPoolExecutor(1), options=server_options)
@@ -58,7 +59,7 @@ def test_our_server_options_let_a_silent_stream_live_and_default_ones_do_not() -
         (name.replace("min_ping_interval", "min_recv_ping_interval"), value) for name, value in ours
     ]
     with ThreadPoolExecutor(3) as pool:
-        ends = list(pool.map(silent_call, [ours, [], ignored]))
+        ends = list(pool.map(silent_call, [ours, [], ignored], [SILENCE_SECONDS, SECONDS, SECONDS]))
     assert ends[0] == "done"
     for end in ends[1:]:
         assert end.startswith("UNAVAILABLE: ")

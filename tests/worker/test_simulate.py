@@ -285,12 +285,15 @@ def test_a_row_that_ends_on_a_chosen_token_is_not_finite() -> None:
     assert output.tokens.tolist() == [expected_tokens(PROMPT_A, 2, VOCAB)[1], 0]
 
 
-def test_device_time_follows_the_cost_model_and_steps_queue_behind_each_other() -> None:
+def test_device_time_follows_the_cost_model_and_steps_queue_behind_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker.simulate.time.monotonic_ns", lambda: 7)
     worker = Worker(options=SimulationOptions(step_ms=20, token_us=1000))
     (first,) = worker.executor.launch(worker.ledger.admit(first_step()))
     (second,) = worker.executor.launch(worker.ledger.admit(second_step()))
     assert (first.device_ns, second.device_ns) == (25_000_000, 24_000_000)
-    assert second.ends_ns - first.ends_ns == 24_000_000
+    assert (first.ends_ns, second.ends_ns) == (25_000_007, 49_000_007)
 
 
 def test_costs_that_cannot_be_are_refused() -> None:

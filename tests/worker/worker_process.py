@@ -55,7 +55,8 @@ class WorkerProcess:
         return next((m for line in self.lines if (m := re.search(pattern, line))), None)
 
     def address(self) -> str:
-        return self.wait_for(r"listening on (\S+)")[1]
+        """Once it listens; on a machine that never ran one, kernels are compiled before."""
+        return self.wait_for(r"listening on (\S+)", 3 * SECONDS)[1]
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)

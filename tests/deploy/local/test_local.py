@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -289,8 +288,10 @@ def test_a_server_that_does_not_start_is_told_with_its_own_words(
 def test_nothing_outlives_a_killed_launcher(launch: Callable[..., Launcher]) -> None:
     running = launch("run", NO_TOKENIZER, "--", "sleep", "60")
     running.wait_for("ready at")
-    children = psutil.Process(running.process.pid).children(recursive=True)
-    assert len(children) == 3
+    launcher = psutil.Process(running.process.pid)
+    # It says that the servers are ready before it starts the command.
+    wait_for(lambda: len(launcher.children(recursive=True)) == 3, "the command is started")
+    children = launcher.children(recursive=True)
     running.process.kill()
     wait_for(lambda: all(is_gone(child) for child in children), "they ended")
 
@@ -323,13 +324,14 @@ def test_a_command_that_ignores_a_request_to_stop_is_killed_at_the_second(
     launch: Callable[..., Launcher],
 ) -> None:
     script = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-        "print('waiting', flush=True); time.sleep(60)"
+        "import os, signal, time;"
+        "signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'not now\\n'));"
+        "os.write(1, b'waiting\\n'); time.sleep(60)"
     )
     running = launch("run", NO_TOKENIZER, "--", sys.executable, "-c", script)
     running.wait_for("waiting")
     running.process.send_signal(signal.SIGTERM)
-    time.sleep(0.2)
+    running.wait_for("not now")  # two signals that come before one is heard are one
     assert running.process.poll() is None
     running.process.send_signal(signal.SIGTERM)
     status, _ = running.end()

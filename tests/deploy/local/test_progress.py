@@ -7,6 +7,11 @@ import pytest
 from deploy.local.progress import Progress
 
 
+@pytest.fixture(autouse=True)
+def no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.local.progress.time.monotonic", lambda: 100.0)
+
+
 def test_a_pipe_gets_a_line_per_interval_without_the_log_prefix(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -35,6 +35,7 @@ from deploy.soak.run import Result
 from deploy.soak.server import Server
 from deploy.soak.stand import Memory
 from nanoserve import Chunk, FinishReason, NanoserveError, TokenLogprobs, TopLogprob
+from tests.waiting import SECONDS
 
 RIGHT = Answer((1, 2, 3), "abc")
 
@@ -330,17 +331,20 @@ async def test_a_relay_passes_bytes_holds_them_and_cuts(tmp_path: Path) -> None:
 
     target, listen = f"{tmp_path}/target", f"{tmp_path}/listen"
     server = await asyncio.start_unix_server(echo, target)
-    async with Relay(listen, target) as relay, asyncio.timeout(20):
+    async with Relay(listen, target) as relay, asyncio.timeout(SECONDS):
         reader, writer = await asyncio.open_unix_connection(listen)
         writer.write(b"one")
         assert await reader.read(100) == b"one"
-        holding = asyncio.create_task(relay.hold(0.3))
+        holding = asyncio.create_task(relay.hold(1000))
         await asyncio.sleep(0)
         writer.write(b"two")
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(reader.read(100), 0.05)
-        await holding
+        holding.cancel()
         assert await reader.read(100) == b"two"
+        await relay.hold(0.01)
+        writer.write(b"three")
+        assert await reader.read(100) == b"three"
         relay.cut()
         with contextlib.suppress(ConnectionResetError):
             assert await reader.read(100) == b""
