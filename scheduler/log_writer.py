@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import select
 import threading
 import time
 from collections import deque
@@ -10,7 +11,9 @@ from typing import TextIO
 
 # Some megabytes of requests' lines.
 MOST_LINES = 10_000
+# How long a flush waits for a reader, and for this process to be given a processor.
 _FLUSH_SECONDS = 0.5
+_STARVED_SECONDS = 10.0
 
 
 class BackgroundHandler(logging.Handler):
@@ -54,10 +57,20 @@ class BackgroundHandler(logging.Handler):
 
     def flush(self) -> None:
         """Waits until all is written, for a bounded time. logging does so at the end."""
-        deadline = time.monotonic() + _FLUSH_SECONDS
+        started = time.monotonic()
         with self._changed:
-            while (self._lines or self._writing) and (left := deadline - time.monotonic()) > 0:
-                self._changed.wait(left)
+            while self._lines or self._writing:
+                waited = time.monotonic() - started
+                if waited >= (_STARVED_SECONDS if self._reader_keeps_up() else _FLUSH_SECONDS):
+                    return
+                self._changed.wait(_FLUSH_SECONDS / 10)
+
+    def _reader_keeps_up(self) -> bool:
+        """Whether there is room for lines: if some are not written, our thread had no turn."""
+        try:
+            return bool(select.select([], [self._stream], [], 0)[1])
+        except (OSError, ValueError):
+            return False
 
     def _run(self) -> None:
         while True:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,6 +111,30 @@ def test_a_reader_that_is_gone_harms_nobody(make):
         # The thread goes on taking lines: none is kept for a reader that never comes.
         assert (len(log.handler._lines), log.handler._writing) == (0, False)
     log.read_end, _ = os.pipe()
+
+
+def test_an_error_waits_for_a_writer_that_gets_no_turn_and_for_no_reader_that_stands_still(
+    make, monkeypatch
+):
+    monkeypatch.setattr("scheduler.log_writer._FLUSH_SECONDS", 0.01)
+    monkeypatch.setattr("scheduler.log_writer._STARVED_SECONDS", 2 * SECONDS)
+    log = make(10)
+    write = log.handler._write
+
+    def late(lines: list[str]) -> None:
+        time.sleep(0.2)
+        write(lines)
+
+    monkeypatch.setattr(log.handler, "_write", late)
+    log.logger.error("x")
+    os.set_blocking(log.read_end, False)
+    assert os.read(log.read_end, 100) == b"ERROR x\n"
+
+    started = time.monotonic()
+    log.logger.error("x" * 200_000)  # more than the pipe holds
+    log.logger.error("y")
+    assert time.monotonic() - started < SECONDS
+    assert log.handler._lines == deque(["ERROR y"])
 
 
 @pytest.mark.parametrize("end", ["os._exit(3)", "sys.exit(3)"])
