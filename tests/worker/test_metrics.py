@@ -7,11 +7,9 @@ import http.client
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import pytest
 from prometheus_client import Metric
@@ -20,20 +18,18 @@ from prometheus_client.registry import Collector
 
 from nanoserve.v1 import worker_pb2
 from tests.waiting import SECONDS
+from tests.worker.held_executor import HeldExecutor
 from tests.worker.running_worker import (
     RunningWorker,
     Stream,
     connect,
     running_worker,
-    small_geometry,
 )
 from tests.worker.step_messages import first_step, int32, second_step
 from tests.worker.worker_process import ROOT
 from worker.address import ListenAddress
-from worker.executor import Pending, StepOutput
 from worker.metrics_server import MetricsServer
-from worker.simulate import SimulatedExecutor, SimulationOptions
-from worker.step import CheckedStep
+from worker.simulate import SimulationOptions
 
 
 @contextmanager
@@ -244,30 +240,6 @@ def test_scrapers_without_end_are_answered_at_a_pace() -> None:
         start = time.monotonic()
         assert [get(server)[0] for _ in range(4)] == [200] * 4
         assert time.monotonic() - start > 0.3
-
-
-class HeldExecutor(SimulatedExecutor):
-    """Its device goes on once `release` is set."""
-
-    def __init__(self) -> None:
-        super().__init__(small_geometry())
-        self.launched, self.release = threading.Event(), threading.Event()
-
-    def launch(self, step: CheckedStep) -> Sequence[Pending]:
-        pendings = [HeldPending(pending, self.release) for pending in super().launch(step)]
-        self.launched.set()
-        return pendings
-
-
-@dataclass
-class HeldPending:
-    pending: Pending
-    release: threading.Event
-    inline_ns: int = 0
-
-    def wait(self) -> StepOutput:
-        assert self.release.wait(60)
-        return self.pending.wait()
 
 
 def test_a_scrape_waits_for_no_step() -> None:

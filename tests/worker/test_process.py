@@ -40,16 +40,17 @@ def test_a_worker_says_where_it_listens_and_ends_with_0_on_sigterm() -> None:
 
 def test_an_open_stream_is_served_until_it_asks_for_nothing_more() -> None:
     with (
-        worker_process(*SIMULATED) as worker,
+        worker_process(*SIMULATED, "--step-ms", "700") as worker,
         grpc.insecure_channel(worker.address()) as channel,
     ):
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
         incarnation = connect(stub).incarnation
         stream = Stream(stub, 5)
-        stream.ask(first_step(incarnation))
+        stream.send(first_step(incarnation), second_step(incarnation))
+        wait_for_step(stub)
         worker.process.send_signal(signal.SIGINT)
         worker.wait_for("SIGINT: draining")
-        assert not stream.ask(second_step(incarnation)).HasField("refusal")
+        assert [next(stream.call).HasField("refusal") for _ in range(2)] == [False, False]
         assert worker.wait() == 0
 
 

@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from nanoserve.v1 import worker_pb2, worker_pb2_grpc
 from scheduler.link.encoder import encode_step
 from tests.waiting import SECONDS, wait_for
+from tests.worker.held_executor import HeldExecutor
 from tests.worker.running_worker import (
     RunningWorker,
     Stream,
@@ -328,11 +329,13 @@ def test_status_counts_rows_steps_and_tokens(worker: RunningWorker, stub: Stub) 
 
 
 def test_more_steps_in_flight_than_allowed_are_refused() -> None:
-    options = SimulationOptions(step_ms=200)
-    with running_worker(options=options, max_steps_in_flight=2) as worker, worker.stub() as stub:
+    executor = HeldExecutor(max_steps_in_flight=2)
+    with running_worker(executor) as worker, worker.stub() as stub:
         incarnation = connect(stub).incarnation
         stream = Stream(stub, 5)
         stream.send(*(empty_step(i, incarnation) for i in (1, 2, 3)))
+        wait_for(lambda: worker.session.status().refusing, "the third has come")
+        executor.release.set()
         results = [next(stream.call) for _ in range(3)]
     assert [r.HasField("refusal") for r in results] == [False, False, True]
     assert results[2].refusal.message == (
@@ -399,12 +402,15 @@ def test_reflection_lists_the_service_and_health(worker: RunningWorker) -> None:
     assert {"nanoserve.v1.WorkerService", "grpc.health.v1.Health"} <= names
 
 
-def test_draining_lets_the_open_stream_finish_and_takes_no_new_one() -> None:
+def test_draining_lets_the_open_stream_finish_and_takes_no_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker.server._IDLE_SECONDS", SECONDS)
     with running_worker() as worker, worker.stub() as stub:
         incarnation = connect(stub).incarnation
         stream = Stream(stub, 5)
         stream.ask(first_step(incarnation))
-        drain = threading.Thread(target=worker.server.drain, args=(30.0,))
+        drain = threading.Thread(target=worker.server.drain, args=(SECONDS,))
         drain.start()
         wait_for(lambda: worker.service.draining, "it drains")
         assert tokens(stream.ask(second_step(incarnation))) == [A[1], B[0]]
@@ -413,6 +419,7 @@ def test_draining_lets_the_open_stream_finish_and_takes_no_new_one() -> None:
         health = health_pb2_grpc.HealthStub(grpc.insecure_channel(worker.address))
         response = health.Check(health_pb2.HealthCheckRequest())
         assert response.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        monkeypatch.setattr("worker.server._IDLE_SECONDS", 0.1)
         details = fails_with(grpc.StatusCode.UNAVAILABLE, stream.call)
         assert details == "the worker is shutting down"
         drain.join(SECONDS)
