@@ -10,8 +10,8 @@ from scheduler.core.ledger import Ledger
 from scheduler.core.request import Request
 
 RETRY_SECONDS = 1.0
-# While a worker is replaced nobody is admitted, and the expected wait becomes hours. Whoever stays
-# away for those finds the server idle.
+# While a worker is replaced nobody is admitted, and the expected wait grows on. Whoever stays away
+# as long finds the server idle.
 LONGEST_RETRY_SECONDS = 60.0
 
 

@@ -26,13 +26,20 @@ class QueueWait:
             self._busy = waiting > 0
 
     def expected(self, waiting: int, now: float) -> float:
-        """Seconds; 0 if nobody waits or the pace is not known."""
+        """Seconds; 0 if nobody waits or the pace is not known. A pause longer than usual, such as
+        for want of a worker, is taken to last as long again, for the next admission; those after
+        it come at the pace with this one pause in it."""
         if not waiting or self._interval is None:
             return 0.0
-        # Nobody may have been admitted for longer than usual.
-        return (waiting + 1) * max(self._interval, now - self._last if self._busy else 0.0)
+        pause = max(self._interval, now - self._last if self._busy else 0.0)
+        return pause + waiting * _with(self._interval, pause, 1)
 
     def _learn(self, interval: float, count: int) -> None:
         known = interval if self._interval is None else self._interval
-        kept = (1 - SMOOTHING) ** count
-        self._interval = kept * known + (1 - kept) * interval
+        self._interval = _with(known, interval, count)
+
+
+def _with(known: float, interval: float, count: int) -> float:
+    """The mean once `count` admissions at this distance are in it."""
+    kept = (1 - SMOOTHING) ** count
+    return kept * known + (1 - kept) * interval

@@ -34,7 +34,29 @@ def test_a_queue_that_stands_still_is_expected_to_take_longer_and_longer() -> No
     wait = QueueWait()
     for i in range(100):
         wait.observe(admitted=i, waiting=10, now=0.1 * i)
-    assert wait.expected(9, 9.9 + 3.0) == pytest.approx(10 * 3.0)
+    pace = 31 / 32 * 0.1 + 1 / 32 * 3.0
+    assert wait.expected(9, 9.9 + 3.0) == pytest.approx(3.0 + 9 * pace)
+
+
+def test_a_short_pause_does_not_turn_those_away_whom_the_queue_has_time_for() -> None:
+    """One row, a second a request, twenty of which wait: some 21 s at their pace."""
+    harness = Harness(FakeWorker(max_rows=1), pipeline_depth=1, max_queue_wait=40.0)
+    for _ in range(60):
+        harness.submit([1], 1)
+    for _ in range(40):
+        harness.turn()
+        harness.now += 1.0
+        harness.step()
+    harness.now += 5.0  # the worker is away
+    kept = harness.submit([1], 1)
+    harness.turn()
+    assert kept not in harness.front_end.ends
+    harness.now += 30.0
+    refused = harness.submit([1], 1)
+    harness.turn()
+    assert isinstance(harness.front_end.ends[refused], Failure)
+    harness.run()
+    assert isinstance(harness.front_end.ends[kept], Finish)
 
 
 def test_those_beyond_the_wait_are_refused_at_once_with_a_time_to_retry() -> None:
