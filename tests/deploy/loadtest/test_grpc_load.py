@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -199,19 +200,24 @@ async def test_an_output_that_ends_before_the_planned_cancel_is_not_cancelled() 
     assert {(timeline.status, timeline.cancelled) for timeline in late} == {("OK", False)}
 
 
-async def test_what_has_not_ended_when_the_drain_is_over_is_unfinished_and_cancelled() -> None:
+async def test_what_has_not_ended_when_the_drain_is_over_is_unfinished_and_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ahead = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
+    monkeypatch.setattr("deploy.loadtest.generator.time", clock)
     with ScriptedServer() as server:
         server.handler = server.hold
 
         async def wait(generator: Generator) -> None:
             await until(lambda: generator._records[0].tokens == 1, "the token came")
+            ahead[0] = 501.0
 
-        (timeline,) = await carry_out(a_plan(server.address, drain=1.0), at_once(1), wait)
+        (timeline,) = await carry_out(a_plan(server.address, drain=500.0), at_once(1), wait)
         assert server.cancelled.wait(SECONDS)
     assert timeline.status == "UNFINISHED"
     assert timeline.token_counts.tolist() == [1]
     assert not timeline.cancelled
-    assert timeline.ended >= 1.0
 
 
 async def test_a_stop_gives_up_what_runs_and_sends_no_more() -> None:
@@ -233,9 +239,9 @@ async def test_a_stop_gives_up_what_runs_and_sends_no_more() -> None:
 async def test_a_request_has_the_deadline_and_ends_with_it() -> None:
     with ScriptedServer() as server:
         server.handler = server.hold
-        (timeline,) = await carry_out(a_plan(server.address, request_timeout=1.5), at_once(1))
+        (timeline,) = await carry_out(a_plan(server.address, request_timeout=4.0), at_once(1))
         assert server.deadlines[0] is not None
-        assert 0 < server.deadlines[0] <= 1.5
+        assert 0 < server.deadlines[0] <= 4.0
     assert timeline.status == "DEADLINE_EXCEEDED"
 
 

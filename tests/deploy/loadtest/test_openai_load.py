@@ -190,7 +190,7 @@ async def test_a_request_that_is_late_ends_with_its_deadline() -> None:
         await asyncio.sleep(60)
 
     async with SseServer(silent) as server:
-        (timeline,) = await carry_out(a_plan(server.url, request_timeout=2.0), at_once(1))
+        (timeline,) = await carry_out(a_plan(server.url, request_timeout=4.0), at_once(1))
     assert timeline.status == "DEADLINE_EXCEEDED"
     assert timeline.token_counts.tolist() == [1]
 
