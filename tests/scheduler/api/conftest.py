@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from deploy.model.fetch import fetch
 from nanoserve.v1 import inference_pb2_grpc
 from nanoserve.v1.inference_pb2 import GenerateRequest, GenerateResponse
+from scheduler.api import shared_snapshots
 from scheduler.api.model_folder import ModelFolder
 from scheduler.api.server import ApiServer, ServerConfig
 from scheduler.api.service import ServedModel
@@ -76,6 +77,12 @@ def byte_level_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def byte_level(byte_level_folder: Path) -> Tokenizer:
     return Tokenizer(ModelFolder.read(byte_level_folder))
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an engine whose thread the machine keeps waiting; clients are left waiting for less."""
+    monkeypatch.setattr(shared_snapshots, "ANSWER_SECONDS", SECONDS)
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def scripted_logprobs(place: int, token: int, top: int) -> Entry:
 @dataclass
 class _Running:
     submission: Submission
-    script: list[int]
+    script: Sequence[int]
     made: int = 0
 
 
@@ -56,7 +56,7 @@ class ScriptedEngine:
     `log` has every call of the front end in order, for tests to look at.
     """
 
-    script: Sequence[int] | Callable[[Submission], Sequence[int]]
+    script: Sequence[int] | Callable[[Submission], Sequence[int]] = field(repr=False)
     step_seconds: float = 0.0
     tokens_per_turn: int = 1
     limits: Limits | None = LIMITS
@@ -70,11 +70,12 @@ class ScriptedEngine:
         self.statistics = Statistics()
         self.drain_deadline: float | None = None
         self.running: dict[int, _Running] = {}
-        self.frozen = threading.Event()  # set: the loop stands still
         self._inbox: queue.SimpleQueue[Submission | Abort | None] = queue.SimpleQueue()
         self._asks: queue.SimpleQueue[SnapshotRequest] = queue.SimpleQueue()
         self._ready = self.limits is not None
         self._turned_at = time.monotonic()
+        self._frozen = False
+        self._turning = threading.Lock()  # held over each turn
         self._stopped = False
         self._front_end: FrontEnd | None = None
         self._thread = threading.Thread(target=self._run, name="scripted-engine", daemon=True)
@@ -133,6 +134,14 @@ class ScriptedEngine:
             prefix_hits=7,
         )
 
+    def freeze(self) -> None:
+        """The loop stands still from here on, and is in no turn."""
+        with self._turning:
+            self._frozen = True
+
+    def thaw(self) -> None:
+        self._frozen = False
+
     def finish(self) -> None:
         """Makes the rest of all scripts at once, however long."""
         self.tokens_per_turn, self.step_seconds = 1_000_000, 0.0
@@ -152,24 +161,27 @@ class ScriptedEngine:
     def _run(self) -> None:
         while not self._stopped:
             time.sleep(self.step_seconds or 0.0005)
-            if self.frozen.is_set():
-                continue
-            self._turned_at = time.monotonic()
-            ends: list[Finished | Failure] = []
-            self._receive(ends)
-            tokens = self._make_tokens(ends)
-            if self.drain_deadline is not None and time.monotonic() >= self.drain_deadline:
-                for handle in list(self.running):
-                    usage = self._usage(self.running[handle], self.running[handle].made)
-                    kind = FailureKind.UNAVAILABLE
-                    ends.append(Failure(handle, kind, "the drain ended", usage=usage))
-                self.running.clear()
-            snapshots = self._take_snapshots()
-            if tokens or ends or snapshots:
-                handles, ids, entries = zip(*tokens, strict=True) if tokens else ((), (), ())
-                columns = np.array(handles, np.int64), np.array(ids, np.int32)
-                logprobs = columns_of(entries)
-                self._front_end.deliver(EventBatch(*columns, ends, snapshots, logprobs))
+            with self._turning:
+                if not self._frozen:
+                    self._turn()
+
+    def _turn(self) -> None:
+        self._turned_at = time.monotonic()
+        ends: list[Finished | Failure] = []
+        self._receive(ends)
+        tokens = self._make_tokens(ends)
+        if self.drain_deadline is not None and time.monotonic() >= self.drain_deadline:
+            for handle in list(self.running):
+                usage = self._usage(self.running[handle], self.running[handle].made)
+                kind = FailureKind.UNAVAILABLE
+                ends.append(Failure(handle, kind, "the drain ended", usage=usage))
+            self.running.clear()
+        snapshots = self._take_snapshots()
+        if tokens or ends or snapshots:
+            handles, ids, entries = zip(*tokens, strict=True) if tokens else ((), (), ())
+            columns = np.array(handles, np.int64), np.array(ids, np.int32)
+            logprobs = columns_of(entries)
+            self._front_end.deliver(EventBatch(*columns, ends, snapshots, logprobs))
 
     def _take_snapshots(self) -> list[Snapshot]:
         snapshots = []
@@ -196,7 +208,7 @@ class ScriptedEngine:
                 ends.append(replace(failure, handle=message.handle))
                 continue
             script = self.script(message) if callable(self.script) else self.script
-            self.running[message.handle] = _Running(message, list(script))
+            self.running[message.handle] = _Running(message, script)
 
     def _make_tokens(self, ends: list[Finished | Failure]) -> list[tuple[int, int, Entry | None]]:
         tokens: list[tuple[int, int, Entry | None]] = []

@@ -59,12 +59,12 @@ async def test_a_fault_in_one_calls_text_loses_no_token_of_the_others(
     )
     engine = ScriptedEngine([5, 6, 2], tokens_per_turn=3)
     served = await serve(engine)
-    engine.frozen.set()
+    engine.freeze()
     broken = asyncio.ensure_future(served.error(token_ids=TokenIds(ids=[7]), request_id="bad"))
     await until(lambda: len(engine.submissions) == 1)
     whole = asyncio.ensure_future(served.generate(token_ids=TokenIds(ids=[8])))
     await until(lambda: len(engine.submissions) == 2)
-    engine.frozen.clear()
+    engine.thaw()
     assert joined(await whole)[1] == [5, 6, 2]
     error = await broken
     assert error.code() == grpc.StatusCode.INTERNAL
@@ -86,13 +86,13 @@ async def test_a_call_whose_text_cannot_begin_is_taken_back_from_the_engine(
     monkeypatch.setattr(smollm2, "detokenizer", fail)
     engine = ScriptedEngine([5, 2])
     served = await serve(engine)
-    engine.frozen.set()
+    engine.freeze()
     error = await served.error(token_ids=TokenIds(ids=[7]))
     assert error.code() == grpc.StatusCode.INTERNAL
     (submission,) = engine.submissions
     assert [abort.handle for abort in engine.aborts] == [submission.handle]
     monkeypatch.undo()
-    engine.frozen.clear()
+    engine.thaw()
     assert (await served.generate(token_ids=TokenIds(ids=[8])))[-1].finish_reason == STOP
 
 
@@ -101,7 +101,7 @@ async def test_a_failure_in_the_batch_of_a_matched_stop_string_comes_too_late(
 ):
     engine = ScriptedEngine([2])
     served = await serve(engine)
-    engine.frozen.set()
+    engine.freeze()
     call = asyncio.ensure_future(served.generate(text="x", stop=["two"]))
     await until(lambda: engine.submissions)
     ids = smollm2_reference.encode("one two").ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -112,14 +113,14 @@ asyncio.run(serve(config, ServedModel("tiny", None, frozenset()), engine))
 
 
 def running_call(process: Process, channels: contextlib.ExitStack) -> Iterator:
+    """Its messages, of which the first has come."""
     address = process.wait_for(r"listening on (127\.0\.0\.1:\d+)")
     channel = channels.enter_context(grpc.insecure_channel(address))
     prompt = inference_pb2.TokenIds(ids=[1])
     call = inference_pb2_grpc.InferenceServiceStub(channel).Generate(
         inference_pb2.GenerateRequest(token_ids=prompt), timeout=SECONDS
     )
-    next(call)
-    return call
+    return itertools.chain([next(call)], call)
 
 
 def test_one_signal_lets_a_running_call_finish(start):

@@ -13,6 +13,7 @@ import pytest
 
 from nanoserve.v1 import inference_pb2, inference_pb2_grpc
 from nanoserve.v1.inference_pb2 import GenerateRequest, TokenIds
+from scheduler.api import server as server_module
 from scheduler.api.address import AddressError, check_address, clear_unix_path
 from scheduler.api.server import ApiServer, ServerConfig
 from scheduler.api.service import ServedModel
@@ -147,7 +148,8 @@ async def test_a_drain_lets_running_calls_finish_and_refuses_new_ones(serve):
     assert engine.drain_deadline - time.monotonic() > 900
 
 
-async def test_what_a_drain_cannot_finish_ends_with_a_clear_status(serve):
+async def test_what_a_drain_cannot_finish_ends_with_a_clear_status(serve, monkeypatch):
+    monkeypatch.setattr(server_module, "_LAST_WORDS_SECONDS", SECONDS)  # for the engine's
     served = await serve(ScriptedEngine([5] * 5000, step_seconds=0.005), drain_timeout=0.2)
     running = asyncio.ensure_future(served.error(**PROMPT))
     await until(lambda: served.engine.running)
@@ -160,12 +162,12 @@ async def test_a_drain_ends_calls_itself_if_the_engine_is_stuck(serve):
     served = await serve(ScriptedEngine([5] * 5000, step_seconds=0.005), drain_timeout=0.1)
     running = asyncio.ensure_future(served.error(**PROMPT))
     await until(lambda: served.engine.running)
-    served.engine.frozen.set()
+    served.engine.freeze()
     await served.server.drain()
     error = await running
     assert error.code() == grpc.StatusCode.UNAVAILABLE
     assert error.details() == "the server stopped before the request was finished"
-    served.engine.frozen.clear()
+    served.engine.thaw()
 
 
 async def test_events_after_the_end_are_dropped_quietly():

@@ -16,6 +16,7 @@ from nanoserve.v1.inference_pb2 import (
 )
 from scheduler.api import shared_snapshots, status
 from scheduler.api.service import InferenceService, ServedModel
+from scheduler.api.shared_snapshots import ANSWER_SECONDS
 from scheduler.core.front_end import SCRATCH_OWNER, LatencyCounts, Snapshot, SnapshotRequest
 from tests.scheduler.api.scripted_engine import ScriptedEngine
 from tests.waiting import SECONDS
@@ -146,7 +147,7 @@ async def test_an_engine_that_hangs_is_not_waited_for_and_not_asked_again_and_ag
 ):
     monkeypatch.setattr(shared_snapshots, "ANSWER_SECONDS", 0.05)
     served = await serve(engine())
-    served.engine.frozen.set()
+    served.engine.freeze()
     for _ in range(5):
         response = await status_of(served, include_rows=True, include_latencies=True)
         assert carried(response) == {}
@@ -154,14 +155,15 @@ async def test_an_engine_that_hangs_is_not_waited_for_and_not_asked_again_and_ag
         assert (response.model, response.steps, response.usable_blocks) == ("tiny", 4, 2048)
     assert len(served.engine.snapshots_asked) == 1
     monkeypatch.setattr(shared_snapshots, "ANSWER_SECONDS", SECONDS)
-    served.engine.frozen.clear()
+    served.engine.thaw()
     response = await status_of(served, include_rows=True)
     assert (list(response.rows), response.missing_reason) == (ROWS, "")
 
 
-async def test_the_wait_for_a_hanging_engine_is_a_second_as_the_contract_says(serve):
+async def test_the_wait_for_a_hanging_engine_is_a_second_as_the_contract_says(serve, monkeypatch):
+    monkeypatch.setattr(shared_snapshots, "ANSWER_SECONDS", ANSWER_SECONDS)
     served = await serve(engine())
-    served.engine.frozen.set()
+    served.engine.freeze()
     response = await status_of(served, include_rows=True)
     assert response.missing_reason == "the engine did not answer within 1 s"
 
@@ -169,7 +171,7 @@ async def test_the_wait_for_a_hanging_engine_is_a_second_as_the_contract_says(se
 async def test_a_loop_that_has_stood_still_too_long_is_not_ready(serve, monkeypatch):
     monkeypatch.setattr(status, "STUCK_SECONDS", 0.1)
     served = await serve(engine())
-    served.engine.frozen.set()
+    served.engine.freeze()
     async with asyncio.timeout(SECONDS):
         while (response := await status_of(served)).ready:
             await asyncio.sleep(0.01)
