@@ -28,9 +28,9 @@ _GATHER_SECONDS = 0.02
 
 _EVENT_BYTES = 200  # of an event itself, besides its messages
 
-# A worker that is to end waits so long for its recordings. After a hang the step timeout is over
-# by up to a second already.
-_FATAL_SECONDS = 1.0
+# A worker that is to end waits so long for its recordings: for a machine that is busy for a second
+# or two, which is when steps hang, and not for a disk that is stuck.
+_FATAL_SECONDS = 5.0
 _STOP_SECONDS = 10.0
 
 
@@ -220,8 +220,8 @@ class Recorders:
     def before(
         self, exit_on: Callable[[BaseException], NoReturn]
     ) -> Callable[[BaseException], NoReturn]:
-        """`exit_on`, called with what is fatal, but not before the recordings have it, or a
-        second is over."""
+        """`exit_on`, called with what is fatal, but not before the recordings have it, or some
+        seconds are over."""
 
         def end(error: BaseException) -> NoReturn:
             hung = isinstance(error, StepTimeout)

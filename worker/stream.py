@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A worker that is to end waits so long until its last words have left.
-_LAST_WORDS_SECONDS = 0.5
+# A worker that is to end waits so long until its last words have left, on a busy machine too.
+_LAST_WORDS_SECONDS = 2.0
 # Of an error's text, in characters: gRPC takes 8 KiB, of which a character may be 12 bytes.
 _MOST_WORDS = 500
 

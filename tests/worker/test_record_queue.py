@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from nanoserve.v1 import worker_pb2
+from tests.waiting import SECONDS
 from tests.worker.recorded_steps import SIMULATED, Player, entries, replayed, stub_of
 from tests.worker.running_worker import Stream, connect, running_worker, small_geometry
 from tests.worker.step_messages import first_step, int32, new_row, second_step
@@ -79,6 +80,21 @@ def test_a_worker_that_ends_does_not_wait_for_a_stuck_disk(
     recorder.join(time.monotonic())
     assert "the stuck one is not whole: the disk takes too long" in caplog.text
     sink.go.set()
+
+
+def test_what_is_fatal_ends_the_worker_once_the_recording_has_it() -> None:
+    sink, ended = StuckDisk(), threading.Event()
+    recorder = Recorder(sink)
+    recorder.start(small_geometry())
+    recorder.put(Began(1))
+    assert sink.stuck.wait(30)
+    end = Recorders(recorder).before(lambda _: ended.set())  # type: ignore[arg-type, return-value]
+    threading.Thread(target=end, args=(RuntimeError("no"),)).start()
+    assert not ended.wait(0.2)
+    sink.go.set()
+    assert ended.wait(SECONDS)
+    assert [one.message for one in sink.ends] == ["RuntimeError: no"]
+    assert sink.taken == [Began(1)]
 
 
 def test_a_recording_that_falls_behind_ends_and_the_steps_go_on(
