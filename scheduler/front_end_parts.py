@@ -9,11 +9,14 @@ from scheduler.api.protection import Protection
 from scheduler.api.server import ServerConfig
 from scheduler.api.service import ServedModel
 from scheduler.api.tokenizer import Tokenizer
+from scheduler.fronts.handles import first_handle
 
 
-def server_config(flags: argparse.Namespace, listen: str, share_port: bool = False) -> ServerConfig:
+def server_config(flags: argparse.Namespace) -> ServerConfig:
+    """Of the one front end, or of `flags.front_end`, one of several."""
+    number = flags.front_end[1] if flags.front_end else None
     return ServerConfig(
-        listen=listen,
+        listen=flags.listen,
         protection=Protection.of(flags),
         drain_timeout=flags.drain_timeout,
         max_request_seconds=flags.max_request_seconds,
@@ -21,7 +24,8 @@ def server_config(flags: argparse.Namespace, listen: str, share_port: bool = Fal
         max_queue_wait=flags.max_queue_wait,
         max_streams=flags.max_streams_per_connection,
         log_text=flags.log_text,
-        share_port=share_port,
+        share_port=number is not None,
+        first_handle=1 if number is None else first_handle(number),
     )
 
 

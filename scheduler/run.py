@@ -26,7 +26,7 @@ def run(
     serve; None makes the link over gRPC.
     """
     with start_errors():
-        config = server_config(flags, flags.listen)
+        config = server_config(flags)
         folder = ModelFolder.read(flags.model) if flags.model else None
         make_engine = engine_maker(flags, folder, make_link)
         model = served_model(flags, folder)

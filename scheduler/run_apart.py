@@ -103,7 +103,7 @@ def run_front_end(flags: argparse.Namespace) -> int:
     descriptor, _ = flags.front_end
     sock = socket.socket(fileno=descriptor)
     with start_errors():
-        config = server_config(flags, flags.listen, share_port=True)
+        config = server_config(flags)
         model = served_model(flags, _model_folder(flags))
         gc.freeze()
         return 0 if uvloop.run(serve_front_end(config, model, sock)) else 1

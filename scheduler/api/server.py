@@ -58,7 +58,8 @@ class ServerConfig:
     """`drain_timeout` and `max_request_seconds` are in seconds. `max_queue` is the engine's
     limit, by which calls are refused before their prompts are encoded. `log_text`: the
     lines in the log about calls have their prompts and outputs. `share_port`: whoever
-    started this process holds the port, for it to be shared with others of his."""
+    started this process holds the port, for it to be shared with others of his. The engine
+    knows requests by handles that count up from `first_handle`, among others' by theirs."""
 
     listen: str
     protection: Protection = field(default_factory=Protection)
@@ -69,6 +70,7 @@ class ServerConfig:
     max_streams: int = 1024
     log_text: bool = False
     share_port: bool = False
+    first_handle: int = 1
 
     def __post_init__(self) -> None:
         self.protection.check(self.listen)
@@ -121,6 +123,7 @@ class ApiServer:
             config.max_queue,
             records,
             config.max_queue_wait,
+            config.first_handle,
         )
         self._health = HealthService(self._engine)
         # Unless told to, a server on a port in use must fail, not share it silently.

@@ -69,9 +69,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
         max_queue: int | None = None,
         records: CallRecords | None = None,
         max_queue_wait: float | None = None,
+        first_handle: int = 1,
     ) -> None:
         """`max_queue` and `max_queue_wait` (seconds) are the engine's; None leaves it to the
-        engine to refuse. `records` None counts calls and tells nobody of them."""
+        engine to refuse. `records` None counts calls and tells nobody of them. Handles count up
+        from `first_handle`."""
         self._model = model
         self._engine = engine
         self._max_request_seconds = max_request_seconds
@@ -81,7 +83,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):  # type: ig
         self._num_encoding = 0
         self._encoder = PromptEncoder(model.tokenizer)
         self._streams: dict[int, OutputStream] = {}
-        self._handles = itertools.count(1)
+        self._handles = itertools.count(first_handle)
         self._status = StatusCalls(engine, model.name, self._handles)
         self._draining = False
         self._num_calls = 0

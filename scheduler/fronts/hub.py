@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -18,51 +17,44 @@ from scheduler.core.front_end import (
     Submission,
 )
 from scheduler.fronts.frames import frame
-from scheduler.fronts.messages import Message
+from scheduler.fronts.handles import COUNT_BITS
+from scheduler.fronts.messages import Message, MessageError
 from scheduler.fronts.totals import SummedTotals
-
-# A handle of the engine's is the front end's number above, its own handle below.
-NUMBER_BITS = 22
-OWN_BITS = 63 - NUMBER_BITS
-_OWN_MASK = (1 << OWN_BITS) - 1
 
 
 def split(batch: EventBatch) -> dict[int, EventBatch]:
-    """The part of each front end, by its number, with its own handles, in the batch's order."""
-    numbers, handles = batch.handles >> OWN_BITS, batch.handles & _OWN_MASK
+    """The part of each front end, by its number, in the batch's order."""
+    numbers = batch.handles >> COUNT_BITS
     parts: dict[int, EventBatch] = {}
     found = sorted(set(numbers.tolist()))
     if len(found) == 1:
-        parts[found[0]] = EventBatch(handles, batch.token_ids, logprobs=batch.logprobs)
+        parts[found[0]] = EventBatch(batch.handles, batch.token_ids, logprobs=batch.logprobs)
         found = []
     for number in found:
         chosen = numbers == number
         parts[number] = EventBatch(
-            handles[chosen],
+            batch.handles[chosen],
             batch.token_ids[chosen],
             logprobs=batch.logprobs and batch.logprobs.of(chosen),
         )
     for event in batch.ends:
-        own = dataclasses.replace(event, handle=event.handle & _OWN_MASK)
-        _part(parts, event.handle).ends.append(own)
+        _part(parts, event.handle).ends.append(event)
     for snapshot in batch.snapshots:
-        answer = dataclasses.replace(snapshot, handle=snapshot.handle & _OWN_MASK)
-        _part(parts, snapshot.handle).snapshots.append(answer)
+        _part(parts, snapshot.handle).snapshots.append(snapshot)
     return parts
 
 
 def _part(parts: dict[int, EventBatch], handle: int) -> EventBatch:
-    number = handle >> OWN_BITS
+    number = handle >> COUNT_BITS
     if number not in parts:
         parts[number] = EventBatch(np.empty(0, np.int64), np.empty(0, np.int32))
     return parts[number]
 
 
 class Hub:
-    """Joins front ends to one engine.
+    """Joins front ends, which number their requests apart (handles.py), to one engine.
 
-    Front ends have numbers, never used twice, so that no event reaches the successor of the
-    one it was meant for. `deliver` and `status_changed` are called in turns of the engine's loop,
+    `deliver` and `status_changed` are called in turns of the engine's loop,
     on this event loop's thread or another, all else on the event loop. What both touch are dicts
     and sets, by operations of which each is atomic.
     """
@@ -70,7 +62,7 @@ class Hub:
     def __init__(self) -> None:
         self._engine: EnginePort
         self._sends: dict[int, Callable[[bytes], None]] = {}
-        # Handles (the engine's) whose final event neither came nor is of use to anybody.
+        # Handles whose final event has not come and is of use to somebody.
         self._open: dict[int, set[int]] = {}
         self._totals = SummedTotals()
         self._told: EngineStatus | None = None
@@ -88,8 +80,7 @@ class Hub:
                 continue  # it has died
             frames = frame(part)
             if part.ends:
-                ended = {self._handle(number, end.handle) for end in part.ends}
-                self._open.get(number, set()).difference_update(ended)
+                self._open.get(number, set()).difference_update(end.handle for end in part.ends)
                 # Whoever hears of an end may ask at once what is free.
                 frames = frame(self._engine.status()) + frames
             send(frames)
@@ -122,28 +113,30 @@ class Hub:
             self._engine.abort(Abort(handle, FailureKind.CANCELLED))
 
     def received(self, number: int, message: Message) -> None:
-        """A message of front end `number`, in its order."""
+        """A message of front end `number`, in its order. Raises MessageError for one about a
+        request that is not its own."""
         match message:
             case Submission():
-                handle = self._handle(number, message.handle)
-                self._open[number].add(handle)
-                self._engine.submit(dataclasses.replace(message, handle=handle))
+                _check_owner(number, message.handle)
+                self._open[number].add(message.handle)
+                self._engine.submit(message)
             case Abort():
-                handle = self._handle(number, message.handle)
+                _check_owner(number, message.handle)
                 if isinstance(message.reason, FailureKind):
-                    self._open[number].discard(handle)  # its front end counts it as ended
-                self._engine.abort(dataclasses.replace(message, handle=handle))
+                    self._open[number].discard(message.handle)  # its front end counts it as ended
+                self._engine.abort(message)
             case SnapshotRequest():
-                handle = self._handle(number, message.handle)
-                self._engine.ask_snapshot(dataclasses.replace(message, handle=handle))
+                _check_owner(number, message.handle)
+                self._engine.ask_snapshot(message)
             case CallTotals():
                 self._totals.report(number, message)
                 self._engine.report(self._totals.sum())
 
-    @staticmethod
-    def _handle(number: int, own: int) -> int:
-        return number << OWN_BITS | own
-
     def _broadcast(self, frames: bytes) -> None:
         for send in list(self._sends.values()):
             send(frames)
+
+
+def _check_owner(number: int, handle: int) -> None:
+    if handle >> COUNT_BITS != number:
+        raise MessageError(f"handle {handle}, which is not one of front end {number}")

@@ -22,13 +22,12 @@ class TracedHub(Hub):
         super().__init__()
         self._path = path
         self._trace = TraceFile(COLUMNS)
-        self._waiting: dict[int, tuple[int, int]] = {}  # for a first token, by the engine's handle
+        self._waiting: dict[int, tuple[int, int]] = {}  # for a first token, by handle
 
     def received(self, number: int, message: Message) -> None:
         if isinstance(message, Submission):
             called = round(message.arrival * 1e9)
-            handle = self._handle(number, message.handle)
-            self._waiting[handle] = called, time.monotonic_ns()
+            self._waiting[message.handle] = called, time.monotonic_ns()
         super().received(number, message)
 
     def deliver(self, batch: EventBatch) -> None:

@@ -20,7 +20,9 @@ from scheduler.core.front_end import (
     Submission,
 )
 from scheduler.fronts.frames import FrameReader
-from scheduler.fronts.hub import OWN_BITS, Hub, split
+from scheduler.fronts.handles import COUNT_BITS, first_handle
+from scheduler.fronts.hub import Hub, split
+from scheduler.fronts.messages import MessageError
 from tests.scheduler.fronts import examples
 from tests.scheduler.fronts.examples import plain
 
@@ -94,22 +96,24 @@ def token_events(batch: EventBatch) -> list[tuple]:
 def slowly_split(batch: EventBatch) -> dict[int, tuple[list, list, list]]:
     """The oracle: event by event."""
     parts: dict[int, tuple[list, list, list]] = defaultdict(lambda: ([], [], []))
-    own = 2**OWN_BITS
     for handle, token_id, logprobs in token_events(batch):
-        parts[handle // own][0].append((handle % own, token_id, logprobs))
+        parts[handle // 2**COUNT_BITS][0].append((handle, token_id, logprobs))
     for place, events in ((1, batch.ends), (2, batch.snapshots)):
         for event in events:
-            renamed = dataclasses.replace(event, handle=event.handle % own)
-            parts[event.handle // own][place].append(renamed)
+            parts[event.handle // 2**COUNT_BITS][place].append(event)
     return parts
+
+
+def handle_of(number: int, count: int) -> int:
+    return first_handle(number) + count - 1
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_batch_is_split_as_event_by_event(seed: int) -> None:
     rng = random.Random(seed)
     numbers = rng.sample([1, 2, 3, 2**22 - 1], rng.randint(1, 4))
-    owns = [1, 2, 77, 2**OWN_BITS - 1]
-    batch = examples.batch(rng, [number << OWN_BITS | own for number in numbers for own in owns])
+    counts = [1, 2, 77, 2**COUNT_BITS - 1]
+    batch = examples.batch(rng, [handle_of(n, count) for n in numbers for count in counts])
     got = {
         number: (
             token_events(part),
@@ -123,10 +127,10 @@ def test_a_batch_is_split_as_event_by_event(seed: int) -> None:
         assert [plain(list(got[number][i])) for i in range(3)] == [plain(list(p)) for p in part]
 
 
-def submit(hub: Hub, number: int, own: int) -> int:
-    """The handle that the engine gets."""
-    made = dataclasses.replace(examples.submission(random.Random(own), 3), handle=own)
-    hub.received(number, made)
+def submit(hub: Hub, number: int, count: int) -> int:
+    """Its handle."""
+    made = examples.submission(random.Random(count), 3)
+    hub.received(number, dataclasses.replace(made, handle=handle_of(number, count)))
     return hub._engine.log[-1].handle
 
 
@@ -141,20 +145,35 @@ def finished(handle: int) -> EventBatch:
     return batch
 
 
-def test_the_same_handle_of_two_front_ends_is_two_requests(
-    hub: Hub, engine: RecordingEngine
-) -> None:
+def test_each_front_end_has_its_own_requests_events(hub: Hub, engine: RecordingEngine) -> None:
     first, second = joined(hub, 1), joined(hub, 2)
     a, b = submit(hub, 1, 5), submit(hub, 2, 5)
     assert a != b
     hub.deliver(tokens((a, 10), (b, 20), (a, 11)))
-    assert plain(first.take()) == plain([tokens((5, 10), (5, 11))])
-    assert plain(second.take()) == plain([tokens((5, 20))])
-    hub.received(2, Abort(5, FinishReason.STOP, 1))
-    hub.received(1, SnapshotRequest(6, block_map=True))
-    stop, asked = engine.log[-2:]
-    assert stop == Abort(b, FinishReason.STOP, 1)
-    assert (asked.handle >> OWN_BITS, asked.block_map) == (1, True)
+    assert plain(first.take()) == plain([tokens((a, 10), (a, 11))])
+    assert plain(second.take()) == plain([tokens((b, 20))])
+    asked = SnapshotRequest(handle_of(1, 6), block_map=True)
+    hub.received(1, asked)
+    hub.received(2, Abort(b, FinishReason.STOP, 1))
+    assert engine.log[-2:] == [asked, Abort(b, FinishReason.STOP, 1)]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        dataclasses.replace(examples.submission(random.Random(0), 3), handle=handle_of(1, 5)),
+        Abort(handle_of(1, 5), FailureKind.CANCELLED),
+        SnapshotRequest(handle_of(1, 5), block_map=True),
+    ],
+)
+def test_a_request_of_another_front_end_is_not_taken(
+    hub: Hub, engine: RecordingEngine, message
+) -> None:
+    joined(hub, 1)
+    joined(hub, 2)
+    with pytest.raises(MessageError, match=rf"handle {message.handle}, .* of front end 2$"):
+        hub.received(2, message)
+    assert engine.log == []
 
 
 def test_whoever_hears_of_an_end_knows_the_status_behind_it(
@@ -164,7 +183,7 @@ def test_whoever_hears_of_an_end_knows_the_status_behind_it(
     handle = submit(hub, 1, 5)
     engine.now = examples.status(random.Random(1))
     hub.deliver(finished(handle))
-    assert plain(inbox.take()) == plain([engine.now, finished(5)])
+    assert plain(inbox.take()) == plain([engine.now, finished(handle)])
     assert other.take() == []
 
 
@@ -186,11 +205,11 @@ def test_the_calls_of_a_dead_front_end_are_aborted_and_those_of_others_are_not(
     hub: Hub, engine: RecordingEngine
 ) -> None:
     _, other = joined(hub, 1), joined(hub, 2)
-    open_, ended, cancelled, stopped = (submit(hub, 1, own) for own in (1, 2, 3, 4))
+    open_, ended, cancelled, stopped = (submit(hub, 1, count) for count in (1, 2, 3, 4))
     others = submit(hub, 2, 1)
     hub.deliver(finished(ended))
-    hub.received(1, Abort(3, FailureKind.CANCELLED))
-    hub.received(1, Abort(4, FinishReason.STOP, 2))
+    hub.received(1, Abort(cancelled, FailureKind.CANCELLED))
+    hub.received(1, Abort(stopped, FinishReason.STOP, 2))
     engine.log.clear()
     hub.leave(1)
     aborted = {Abort(open_, FailureKind.CANCELLED), Abort(stopped, FailureKind.CANCELLED)}
@@ -200,7 +219,7 @@ def test_the_calls_of_a_dead_front_end_are_aborted_and_those_of_others_are_not(
     late.ends.append(examples.failure(random.Random(0), cancelled))
     hub.deliver(late)
     hub.deliver(finished(open_))
-    assert plain(other.take()) == plain([tokens((1, 2))])
+    assert plain(other.take()) == plain([tokens((others, 2))])
     joined(hub, 3)
     assert submit(hub, 3, 1) not in (open_, others)
 
@@ -215,8 +234,8 @@ def test_the_engine_gets_the_sum_of_what_all_count_the_dead_included(
     hub.received(1, CallTotals({"stop": 3, "length": 2}, {"invalid": 1}, 30, 300))
     both = CallTotals({"stop": 8, "length": 2}, {"queue full": 1, "invalid": 1}, 50, 500)
     assert engine.calls == both
-    for own in (1, 2, 3):
-        submit(hub, 1, own)
+    for count in (1, 2, 3):
+        submit(hub, 1, count)
     hub.leave(1)
     both.outcomes["unavailable"] = 3
     assert engine.calls == both
