@@ -14,8 +14,10 @@ a kernel is in only, and for the machine's processor.
 
 import ctypes
 import hashlib
+import logging
 import os
 import struct
+from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,8 @@ from llvmlite import ir
 from numba import cfunc, njit, types
 from numba.core import cgutils, codegen, config
 from numba.extending import intrinsic
+
+log = logging.getLogger(__name__)
 
 ARGUMENTS = 18
 # Below so many numbers read, to wake a thread takes longer than to do its share.
@@ -99,6 +103,22 @@ inner = njit(error_model="numpy")
 fused = njit(error_model="numpy", fastmath={"contract"})
 
 
+def _kept(compile: Callable[[bool], Any]) -> Any:
+    """What `compile(cache)` makes, with the cache if it serves: a full disk, or a file that a crash
+    of the machine cut off, costs time at each start and stops nobody."""
+    if _FOLDER is None:
+        return compile(False)
+    try:
+        return compile(True)
+    except Exception as error:
+        log.warning(
+            "compiled kernels are not kept (%r): make room, or if there is some, remove %s",
+            error,
+            _FOLDER,
+        )
+        return compile(False)
+
+
 class Kernel:
     """A function over addresses. It is compiled at its first launch: a process needs some of the
     kernels only, of one dtype and processor."""
@@ -112,8 +132,9 @@ class Kernel:
 
     @cached_property
     def _compiled(self) -> Any:  # which lives as long as its address
-        compile = cfunc(_SIGNATURE, error_model="numpy", cache=_FOLDER is not None)
-        return compile(self._function)
+        return _kept(
+            lambda cache: cfunc(_SIGNATURE, error_model="numpy", cache=cache)(self._function)
+        )
 
 
 kernel = Kernel
@@ -154,13 +175,7 @@ def call(typing_context: Any, function: Any, argument: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-# Without the interpreter's lock: attention over a long context takes a while.
-@njit(
-    types.int64(types.int64, types.int64, types.UniTuple(types.int64, ARGUMENTS)),
-    nogil=True,
-    cache=_FOLDER is not None,
-)
-def _launch(function: int, threads: int, values: tuple[int, ...]) -> int:
+def _launch_kernel(function: int, threads: int, values: tuple[int, ...]) -> int:
     arguments = np.empty(_SLOTS, np.int64)
     arguments[0] = 0
     for i in range(ARGUMENTS):
@@ -170,6 +185,11 @@ def _launch(function: int, threads: int, values: tuple[int, ...]) -> int:
     else:
         _parallel(function, arguments.ctypes.data, np.uint32(threads), np.uint32(0))
     return arguments[0]
+
+
+_LAUNCH_SIGNATURE = types.int64(types.int64, types.int64, types.UniTuple(types.int64, ARGUMENTS))
+# Without the interpreter's lock: attention over a long context takes a while.
+_launch = _kept(lambda cache: njit(_LAUNCH_SIGNATURE, nogil=True, cache=cache)(_launch_kernel))
 
 
 def launch(entry: Kernel, items: int, work: int, *arguments: int) -> None:

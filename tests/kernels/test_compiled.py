@@ -1,9 +1,12 @@
 """What compiled kernels of the CPU face are made of."""
 
+import ctypes
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -141,6 +144,42 @@ print(cpu_row_ops.rms_norm(torch.full((1, 4), 3.0), torch.ones(4), 0.0).tolist()
         text=True,
     )
     assert done.stdout == "[[1.0, 1.0, 1.0, 1.0]]\n"
+
+
+def _one(arguments: Any) -> None:
+    arguments[1] = 1
+
+
+def result_of(entry: compiled.Kernel) -> int:
+    """What it writes to its first argument, by a launch of one thread."""
+    arguments = np.zeros(4, np.int64)
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(entry.address)(arguments.ctypes.data)
+    return int(arguments[1])
+
+
+def no_room(*_: object) -> NoReturn:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("trouble", ["a full disk", "a cut index", "cut code"])
+def test_kernels_run_whatever_is_wrong_with_what_is_kept(
+    trouble: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
+    if trouble == "a full disk":
+        monkeypatch.setattr("numba.core.caching.IndexDataCacheFile._save_data", no_room)
+    else:
+        assert result_of(compiled.Kernel(_one)) == 1
+        (file,) = tmp_path.rglob("*.nbi" if trouble == "a cut index" else "*.nbc")
+        file.write_bytes(b"")
+        assert not caplog.records
+    assert result_of(compiled.Kernel(_one)) == 1
+    (record,) = caplog.records
+    assert "not kept" in record.getMessage()
+    assert str(compiled._FOLDER) in record.getMessage()
 
 
 def test_other_sources_have_another_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
