@@ -137,8 +137,9 @@ def _shift(scale: np.float32, state: int) -> vector.vector:
 
 @inner
 def _weight(scores: int, at: int, factor: vector.vector, shift: vector.vector) -> vector.vector:
-    power = more.power_of_2(vector.multiply_add(vector.load(scores, at), factor, shift))
-    return more.rounded_away(power)
+    # Not fused, so that it is exactly 1 for the largest score, however large that is.
+    scaled = more.multiply(vector.load(scores, at), factor)
+    return more.rounded_away(more.power_of_2(vector.add(scaled, shift)))
 
 
 @inner

@@ -151,13 +151,14 @@ def test_what_is_not_finite_stays_in_its_row_and_head(bad: float) -> None:
 
 
 @needs_amx
-def test_scores_that_are_far_apart_leave_the_largest_ones_value() -> None:
+@pytest.mark.parametrize("size", [100, 1e5, 1e15])
+def test_scores_that_are_far_apart_leave_the_largest_ones_value(size: float) -> None:
     case = paged([200], 1, 64, 16, BF16)
-    case.k_pool.view(-1, 1, 64)[case.slots[0]] = 0
-    case.k_pool.view(-1, 1, 64)[case.slots[0][150]] = 100
-    q = torch.full((1, 3, 64), 100, dtype=BF16)
-    value = case.v_pool.view(-1, 1, 64)[case.slots[0][150]]
-    assert torch.equal(checks.decode(OPS, q, case)[0], value.expand(3, 64))
+    case.k_pool.mul_(size)
+    q = size * randn(1, 3, 64, dtype=BF16)
+    keys, values = (pool.view(-1, 64)[case.slots[0]] for pool in (case.k_pool, case.v_pool))
+    largest = (q[0].double() @ keys.double().T).argmax(-1)
+    assert torch.equal(checks.decode(OPS, q, case)[0], values[largest])
 
 
 @inner
