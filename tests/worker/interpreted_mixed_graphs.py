@@ -36,8 +36,9 @@ def main() -> None:
     oracle's."""
     patch_once_a_launch()
     linear.few, skinny_product.multiprocessors = few, lambda _: 4
+    temporary = tempfile.TemporaryDirectory()
     folder = tiny_llama(
-        Path(tempfile.mkdtemp()), num_hidden_layers=2, vocab_size=256, hidden_size=128,
+        Path(temporary.name), num_hidden_layers=2, vocab_size=256, hidden_size=128,
         intermediate_size=192,
     )  # fmt: skip
     model = load_llama(folder, face="triton")
@@ -81,6 +82,7 @@ def main() -> None:
         assert request.output == wanted, (request.output, wanted)
     assert {size for size, _ in sizes} == {16, 24}
     assert len({draws for _, draws in sizes}) > 2
+    temporary.cleanup()
     print(f"{scheduler.step_id} steps equal: {sorted(sizes)}")
 
 
