@@ -26,7 +26,7 @@ from nanoserve.environment import known_variables
 from scheduler.__main__ import parser as scheduler_parser
 from worker.__main__ import parser as worker_parser
 
-_WORKER_PATIENCE = 10.0  # seconds; the worker has nothing to drain once the scheduler is gone
+_WORKER_PATIENCE = 30.0  # seconds; it has nothing to drain once the scheduler is gone, but to end
 _POLL = 0.05  # seconds
 # The servers' own defaults.
 SCHEDULER_METRICS = "127.0.0.1:9101"

@@ -159,12 +159,14 @@ def test_padded_rows_on_the_scratch_block_change_no_live_row() -> None:
 def test_slots_whose_offset_passes_31_bits_are_read() -> None:
     block_size, kv_heads, head_dim = 16, 3, 64
     block = 2**31 // (block_size * kv_heads * head_dim) + 7
-    # Lazily allocated: only the pages of the last block are ever touched.
-    pools = torch.empty(2, block + 1, block_size, kv_heads, head_dim)
-    pools[:, block] = randn(2, block_size, kv_heads, head_dim, dtype=FP32)
+    # Lazily allocated: only the pages of the last block are ever touched. One by one, as a system
+    # refuses at once what is more than all its memory.
+    pools = [torch.empty(block + 1, block_size, kv_heads, head_dim) for _ in range(2)]
+    for pool, last in zip(pools, randn(2, block_size, kv_heads, head_dim, dtype=FP32), strict=True):
+        pool[block] = last
     tables = torch.tensor([[block]], dtype=torch.int32)
     small = Paged(
-        pools[0, block:], pools[1, block:], torch.zeros_like(tables),
+        pools[0][block:], pools[1][block:], torch.zeros_like(tables),
         torch.zeros(1, dtype=torch.int32), torch.tensor([9], dtype=torch.int32), [],
     )  # fmt: skip
     large = Paged(pools[0], pools[1], tables, small.rows, small.context_lens, [])

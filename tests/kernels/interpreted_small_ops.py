@@ -107,15 +107,16 @@ def test_padded_tokens_write_the_scratch_slot_alone() -> None:
 def test_slots_whose_offset_passes_31_bits_are_written() -> None:
     block_size, kv_heads, head_dim = 16, 3, 64
     block = 2**31 // (block_size * kv_heads * head_dim) + 7
-    # Lazily allocated: only the pages written are ever touched.
-    pools = torch.empty(2, block + 1, block_size, kv_heads, head_dim)
+    # Lazily allocated: only the pages written are ever touched. One by one, as a system refuses at
+    # once what is more than all its memory.
+    pools = [torch.empty(block + 1, block_size, kv_heads, head_dim) for _ in range(2)]
     qkv = randn(1, 7 * head_dim, dtype=FP32)
     cos_sin = torch.cat((torch.ones(1, 32), torch.zeros(1, 32)), dim=-1)
     slot = torch.tensor([block * block_size + 3])
     zero = torch.zeros(1, dtype=torch.int32)
     OPS.rope_and_write_kv(qkv, zero, cos_sin, slot, pools[0], pools[1], 1)
-    assert torch.equal(pools[0, block, 3], qkv.view(7, head_dim)[1:4])
-    assert torch.equal(pools[1, block, 3], qkv.view(7, head_dim)[4:])
+    assert torch.equal(pools[0][block, 3], qkv.view(7, head_dim)[1:4])
+    assert torch.equal(pools[1][block, 3], qkv.view(7, head_dim)[4:])
 
 
 @pytest.mark.parametrize("width", [5, 576, 2050])
