@@ -13,6 +13,18 @@ from tests.waiting import SECONDS, wait_for
 STOP = "stop"
 
 
+class Loop(EngineLoop[object]):
+    """Tells when its own thread has nothing left to do but to sleep."""
+
+    def __init__(self, turning: Recorded, on_fatal: Callable[[Exception], None] | None) -> None:
+        super().__init__(turning, on_fatal)
+        self.rests = threading.Event()
+
+    def _rest(self) -> None:
+        self.rests.set()
+        super()._rest()
+
+
 class Recorded:
     """Notes which thread handled each message, and whether two ever turned at once."""
 
@@ -23,7 +35,7 @@ class Recorded:
         self.turns = self.overlaps = 0
         self.handled: list[tuple[object, str]] = []
         self.on_message: Callable[[object], None] = lambda _: None
-        self.loop: EngineLoop[object] = EngineLoop(self, None)
+        self.loop = Loop(self, None)
         self._one = threading.Lock()
 
     def turn(self) -> None:
@@ -60,12 +72,12 @@ def recorded() -> Iterator[Recorded]:
     assert not recorded.loop.runs
 
 
-def started(recorded: Recorded, in_a_hurry: bool) -> EngineLoop[object]:
+def started(recorded: Recorded, in_a_hurry: bool) -> Loop:
     """After its first turn, when its thread sleeps."""
     loop = recorded.loop
     recorded.in_a_hurry = in_a_hurry
     loop.start()
-    wait_for(lambda: recorded.turns and not loop._lock.locked(), "it has turned")
+    assert loop.rests.wait(SECONDS)
     assert loop._in_a_hurry is in_a_hurry
     return loop
 
@@ -156,7 +168,7 @@ def test_of_many_threads_messages_each_is_handled_once_and_by_one_turn_at_a_time
 def test_an_error_ends_the_loop_and_is_told_on_whatever_thread(in_a_hurry: bool) -> None:
     errors: list[Exception] = []
     recorded = Recorded()
-    recorded.loop = EngineLoop(recorded, errors.append)
+    recorded.loop = Loop(recorded, errors.append)
 
     def fail(_: object) -> None:
         raise RuntimeError("broken")

@@ -127,6 +127,7 @@ async def test_a_start_that_the_system_refuses_is_tried_again(two: Supervised) -
 
 async def test_a_silent_front_end_is_ended_and_replaced(two: Supervised, monkeypatch) -> None:
     monkeypatch.setattr(attached, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(supervisor, "_LATE_SECONDS", 0.2)  # a part of it, as it is outside of tests
     silent, speaking = two.processes
     while silent.alive:
         speaking.say(Alive())
@@ -168,11 +169,16 @@ async def test_a_drain_is_told_to_all_and_nobody_is_replaced(two: Supervised) ->
     assert len(two.processes) == 2
 
 
+@pytest.fixture
+def late_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later than any test ends; for front ends that are started after this."""
+    monkeypatch.setattr(supervisor, "MOST_DELAY", 10 * SECONDS)
+    monkeypatch.setattr(supervisor, "FIRST_DELAY", 10 * SECONDS)
+
+
 async def test_a_drain_while_one_waits_to_be_replaced_ends_the_wait(
-    two: Supervised, monkeypatch
+    late_replacement: None, two: Supervised
 ) -> None:
-    monkeypatch.setattr(supervisor, "MOST_DELAY", 60.0)
-    monkeypatch.setattr(supervisor, "FIRST_DELAY", 60.0)
     two.processes[0].kill()
     await until(lambda: len(two.supervisor._front_ends) == 1)
     two.supervisor.drain()

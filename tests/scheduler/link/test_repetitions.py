@@ -19,10 +19,10 @@ from scheduler.core.worker_link import (
     StepPlan,
     StepRefused,
 )
+from tests.scheduler.link.held_device import HeldExecutor
 from tests.scheduler.link.test_link import Inbox, linked
 from tests.scheduler.logprob_columns import entry_of
 from tests.worker.running_worker import running_worker, small_geometry
-from worker.simulate import SimulationOptions
 from worker.simulated_logprobs import expected_logprobs
 from worker.simulated_tokens import expected_tokens
 
@@ -50,24 +50,18 @@ def four_tokens(step_id: int, incarnation: int, top_logprobs: int | None = None)
 
 
 def test_a_stream_cut_amid_the_results_of_a_step_brings_each_of_them_once() -> None:
-    options = SimulationOptions(step_ms=100)
-    with running_worker(options=options) as worker, linked(worker.address) as (link, inbox):
+    device = HeldExecutor()
+    with running_worker(device) as worker, linked(worker.address) as (link, inbox):
         connected = inbox.next(Connected)
         assert connected.info.max_decode_steps == 4
         link.send(four_tokens(1, connected.info.incarnation, top_logprobs=2))
+        device.release()
         answers = [inbox.next(StepAnswer)]
         assert link._call is not None
         link._call.cancel()  # as when the connection breaks: the worker ends a stream between steps
-        resumed = 0
-        while len(answers) < 4:
-            event = inbox.next(object)
-            if isinstance(event, Connected):
-                assert event.resumed
-                resumed += 1
-            else:
-                assert isinstance(event, StepAnswer)
-                answers.append(event)
-        assert resumed == 1
+        assert inbox.next(Connected).resumed
+        device.release(3)
+        answers += [inbox.next(StepAnswer) for _ in range(3)]
         assert [answer.sub_step for answer in answers] == [0, 1, 2, 3]
         tokens = [int(answer.tokens[0]) for answer in answers]
         assert tokens == expected_tokens([14], 4, 1000)
