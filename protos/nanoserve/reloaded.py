@@ -42,7 +42,7 @@ class Reloaded(Generic[T]):
         self._lock = threading.Lock()
         self._closed = threading.Event()
         # Before the read: a change in the middle of it is then one that comes after.
-        self._seen = self._signature()
+        self._seen: object = self._signature()
         self._value = read()
         self._failed: object = None  # the signature of what could not be read
         self._look_again = 0.0  # time.monotonic()
@@ -82,6 +82,9 @@ class Reloaded(Generic[T]):
                 log.error("%s; what was read before stays in use", error)
                 self._told = True
             self._failed = signature
+            # The next one is read though it looks like the last good one: on a file system whose
+            # times are coarse another file may have its number, size and time.
+            self._seen = None
             self._look_again = time.monotonic() + self._second_look
             return
         self._seen, self._failed = signature, None

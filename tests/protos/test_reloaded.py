@@ -84,6 +84,20 @@ def test_a_file_that_is_wrong_for_a_moment_is_not_told_of(path: Path, caplog) ->
     assert caplog.messages == []
 
 
+def test_a_good_file_is_read_after_a_wrong_one_though_it_looks_like_the_last_good_one(
+    path: Path,
+) -> None:
+    """File systems use a number again at once, and many tell times to some milliseconds."""
+    number, before = number_in(path), path.stat()
+    path.write_text("none")
+    assert number.get() == 1
+    path.write_text("2")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size)
+    assert number.get() == 2
+
+
 def test_the_first_read_raises(path: Path) -> None:
     path.write_text("none")
     with pytest.raises(FileError, match="holds no number"):
@@ -94,8 +108,8 @@ def test_a_watched_file_is_looked_at_though_nobody_asks_until_it_is_closed(path:
     number, seen = number_in(path), []
     number.watch(seen.append, seconds=0.001)
     assert seen[0] == 1
-    path.write_text("2")
-    wait_for(lambda: seen[-1] == 2, "the change was seen")
+    path.write_text("22")
+    wait_for(lambda: seen[-1] == 22, "the change was seen")
     number.close()
 
 
