@@ -99,7 +99,7 @@ class RunningEngine(EnginePort, Protocol):
 
 class ApiServer:
     """Serves inference, health and reflection for one engine. Made and used on one event
-    loop; the engine calls it from its own thread."""
+    loop; the engine calls it in turns of its own, on any thread."""
 
     def __init__(
         self,
