@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deploy.local.child import Child
-from tests.waiting import wait_for
+from tests.waiting import SECONDS, wait_for
 
 MISSING = [name for name in ("prometheus", "promtool") if not shutil.which(name)]
 
@@ -39,7 +39,7 @@ class Prometheus:
         """Labels and value of each series of an instant query."""
         query = urllib.parse.urlencode({"query": expression})
         url = f"http://{self._address}/api/v1/query?{query}"
-        with urllib.request.urlopen(url, timeout=10) as response:
+        with urllib.request.urlopen(url, timeout=SECONDS) as response:
             result = json.load(response)["data"]["result"]
         return [(one["metric"], float(one["value"][1])) for one in result]
 
@@ -91,5 +91,5 @@ def metrics_of(child: Child) -> str:
 def lint(text: str) -> str:
     """What promtool finds wrong with a text of metrics."""
     command = ["promtool", "check", "metrics"]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=SECONDS)
     return f"{done.stdout}{done.stderr}" + (f"exit {done.returncode}" if done.returncode else "")

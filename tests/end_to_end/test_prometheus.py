@@ -128,7 +128,7 @@ def test_what_prometheus_has_scraped_equals_the_clients_totals(pair: Pair, tmp_p
 
 def test_promtool_finds_nothing_wrong_with_either_text(pair: Pair) -> None:
     for target in pair.targets.values():
-        with urllib.request.urlopen(f"http://{target}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"http://{target}/metrics", timeout=SECONDS) as response:
             text = response.read().decode()
         assert text.count("# HELP nanoserve_") > 10
         assert lint(text) == ""

@@ -190,7 +190,7 @@ def test_servers_beside_others_have_their_metrics_elsewhere_and_tell_where(
         serving.wait_for("ready at")
         for logger in ("worker", "scheduler.api.metrics_server"):
             url = serving.wait_for(f"{logger}: metrics at ").rpartition(" ")[2]
-            with urllib.request.urlopen(url, timeout=10) as response:
+            with urllib.request.urlopen(url, timeout=SECONDS) as response:
                 assert b"nanoserve_" in response.read()
             urls.append(url)
     assert len(set(urls)) == 4
