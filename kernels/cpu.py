@@ -4,8 +4,6 @@ few, large torch ops; and results of a row that no other row can change.
 Every function has the signature of its namesake in `kernels.reference`.
 """
 
-from functools import cache
-
 import torch
 from torch.nn.functional import pad
 
@@ -18,7 +16,7 @@ from kernels.cpu_attention import (
 )
 from kernels.cpu_linear import linear, pack_weight
 from kernels.cpu_row_ops import rms_norm, rope_and_write_kv, silu_and_mul
-from kernels.noise import MIN_TEMPERATURE, gumbel, noise_bits, row_keys, token_hashes
+from kernels.cpu_sampling import sample
 from kernels.packed_weight import PackedWeight
 
 _STRETCH = 64  # tokens of a line whose maximum is looked at first
@@ -81,55 +79,6 @@ def add_linear(
     x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, residual: torch.Tensor
 ) -> torch.Tensor:
     return linear(x, weight, bias, residual)
-
-
-def sample(
-    logits: torch.Tensor,
-    rows: torch.Tensor,
-    positions: torch.Tensor,
-    temperatures: torch.Tensor,
-    seeds: torch.Tensor,
-    tokens: torch.Tensor,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    top, ids = logits.max(dim=-1)
-    non_finite = top.isfinite().logical_not_()
-    ids = ids.int().masked_fill_(non_finite, 0)
-    temperatures = temperatures.index_select(0, rows)
-    drawn = ((temperatures >= MIN_TEMPERATURE) & ~non_finite).nonzero().view(-1)
-    if drawn.numel():
-        seeds = seeds.index_select(0, rows)
-        ids[drawn] = _draw(logits, temperatures, seeds, positions, drawn)
-    tokens.view(-1).index_copy_(0, rows.long() * tokens.shape[1] + positions, ids)
-    answers = ids - non_finite.int()
-    return answers if out is None else out.copy_(answers)
-
-
-def _draw(
-    logits: torch.Tensor,
-    temperatures: torch.Tensor,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-    drawn: torch.Tensor,
-) -> torch.Tensor:
-    """ids [n] int32 of the Gumbel maxima of the rows `drawn` [n].
-
-    Row by row: a row's vocabulary stays in the cache from its hash to its maximum, which makes this
-    several times faster than whole batches are.
-    """
-    key0, key1 = row_keys(seeds[drawn], positions[drawn])
-    hashes = _token_hashes(logits.shape[1])
-    ids = torch.empty_like(key0)
-    for i, row in enumerate(drawn.tolist()):
-        scores = gumbel(noise_bits(key0[i], key1[i], hashes))
-        scores += logits[row].float() / temperatures[row]
-        ids[i] = scores.argmax()
-    return ids
-
-
-@cache
-def _token_hashes(vocab: int) -> torch.Tensor:
-    return token_hashes(torch.arange(vocab, dtype=torch.int32))
 
 
 def penalize(

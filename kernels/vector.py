@@ -140,6 +140,25 @@ def multiply_add(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 @intrinsic
+def divide(typing_context: Any, a: Any, b: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fdiv(*args)
+
+    return vector(vector, vector), generate
+
+
+@intrinsic
+def or_nan(typing_context: Any, a: Any, b: Any) -> Any:
+    """a, but NaN where b is."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        is_nan = builder.fcmp_unordered("uno", args[1], args[1])
+        return builder.select(is_nan, args[1], args[0])
+
+    return vector(vector, vector), generate
+
+
+@intrinsic
 def larger(typing_context: Any, a: Any, b: Any) -> Any:
     """b where a is NaN."""
 
@@ -197,6 +216,12 @@ def transpose(
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64, types.int64), generate
+
+
+def spread_word(builder: Any, value: Any) -> Any:
+    first = ir.Constant(_WORD, 0)
+    one = builder.insert_element(ir.Constant(WORDS, ir.Undefined), value, first)
+    return builder.shuffle_vector(one, one, ir.Constant(WORDS, [0] * LANES))
 
 
 def same_words(value: int) -> Any:
