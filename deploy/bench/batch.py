@@ -19,6 +19,7 @@ class Batch:
     seed: int
     processes: int = 1
     connections: int = 4  # of each process, which takes them in turn
+    temperature: float = 0.0
 
     def prompts(self) -> list[list[int]]:
         """What is sent first, for another engine to take."""
@@ -35,6 +36,7 @@ class Batch:
             seed=self.seed,
             processes=self.processes,
             connections=self.connections,
+            temperature=self.temperature,
         )
 
     def run(self, address: str, max_tokens: int) -> BurstTimes:

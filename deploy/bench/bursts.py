@@ -38,7 +38,8 @@ class BurstTimes:
 
 class Bursts:
     """`processes` of the load tool, connected to `address` from entering on: each `send` is a
-    burst of `size` requests, which no other burst sent. Greedy, past the end tokens."""
+    burst of `size` requests, which no other burst sent. Greedy unless there is a temperature,
+    past the end tokens."""
 
     def __init__(
         self,
@@ -50,6 +51,7 @@ class Bursts:
         seed: int = 0,
         processes: int = 1,
         connections: int = 4,
+        temperature: float = 0.0,
     ) -> None:
         """`connections`: of each process, which takes them in turn."""
         self._size = size
@@ -62,6 +64,7 @@ class Bursts:
             seed=seed,
             processes=processes,
             connections=connections,
+            temperature=temperature,
             sample_interval=0,  # nothing else is to be asked of the server
             vocab_size=vocab_size,
         )

@@ -2,9 +2,10 @@
 gRPC, beside transformers in the same run.
 
 Decode: streams of `--prompt` random ids and `--output` greedy tokens, all sent at once;
-tokens per second of streams * (output - 1) / (T(output tokens) - T(1 token)). Prefill: one
-prompt of 512 ids to its first token. Every figure is the median over rounds in which both
-engines take turns. The floor is deploy/bench/floor.py's, with rates of the same run.
+tokens per second of streams * (output - 1) / (T(output tokens) - T(1 token)). Drawn: the same by
+us at temperature 1, which is a request's own unless it says otherwise. Prefill: one prompt of 512
+ids to its first token. Every figure is the median over rounds in which all take turns. The floor
+is deploy/bench/floor.py's, with rates of the same run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import os
 import statistics
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from deploy.bench.batch import Batch
@@ -73,7 +74,8 @@ class Rounds:
         self._args = args
 
     def run(self, progress: Progress) -> dict[str, object]:
-        """{"decode": {streams: {"ours": [tok/s], "transformers": [...]}}, "prefill": {...}}."""
+        """{"decode": {streams: {"ours": [tok/s], "drawn": [...], "transformers": [...]}},
+        "prefill": {...}}."""
         args = self._args
         decode: dict[int, dict[str, list[float]]] = {n: {} for n in args.streams}
         prefill: dict[str, list[float]] = {}
@@ -89,8 +91,10 @@ class Rounds:
     def _decode(self, streams: int, output: int, seed: int) -> dict[str, float]:
         batch = Batch(streams, self._args.prompt, self._vocab_size, seed)
         made = streams * (output - 1)
-        ours = batch.run(self._address, output).end - batch.run(self._address, 1).end
-        rates = {"ours": made / ours}
+        rates = {}
+        for name, one in (("ours", batch), ("drawn", replace(batch, temperature=1.0))):
+            seconds = one.run(self._address, output).end - one.run(self._address, 1).end
+            rates[name] = made / seconds
         if self._peer:
             prompts = batch.prompts()
             seconds = self._peer.seconds(prompts, output) - self._peer.seconds(prompts, 1)
@@ -119,13 +123,14 @@ def _floors(rates: Rates, model: ModelSize, args: argparse.Namespace) -> dict[st
 
 def _table(report: dict[str, object], floors: dict[str, float]) -> str:
     lines = [
-        f"{'tokens per second':<20}{'ours':>8}{'floor':>8}{'share':>7}{'transformers':>14}"
-        f"{'ratio':>7}"
+        f"{'tokens per second':<20}{'ours':>8}{'floor':>8}{'share':>7}{'drawn':>8}"
+        f"{'transformers':>14}{'ratio':>7}"
     ]
     rows = {_decode_name(n): rates for n, rates in report["decode"].items()}
     for name, rates in (rows | {_PREFILL_NAME: report["prefill"]}).items():
         ours = statistics.median(rates["ours"])
         line = f"{name:<20}{ours:>8.0f}{floors[name]:>8.0f}{ours / floors[name]:>7.0%}"
+        line += f"{statistics.median(rates['drawn']):>8.0f}" if "drawn" in rates else " " * 8
         if "transformers" in rates:
             ratios = [a / b for a, b in zip(rates["ours"], rates["transformers"], strict=True)]
             peer = statistics.median(rates["transformers"])
