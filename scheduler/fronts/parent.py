@@ -18,8 +18,9 @@ from scheduler.fronts.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
-# After the drain's deadline: for the last words to clients, which front ends hurry with.
-_LAST_WORDS_SECONDS = 1.4
+# After the drain's deadline: for the last words to clients, which front ends hurry with
+# (scheduler/api/server.py), and for one that stands still meanwhile.
+_LAST_WORDS_SECONDS = 5.0
 _ENGINE_STOP_SECONDS = 0.4
 
 

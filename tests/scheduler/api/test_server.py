@@ -158,7 +158,8 @@ async def test_what_a_drain_cannot_finish_ends_with_a_clear_status(serve, monkey
     assert (error.code(), error.details()) == (grpc.StatusCode.UNAVAILABLE, "the drain ended")
 
 
-async def test_a_drain_ends_calls_itself_if_the_engine_is_stuck(serve):
+async def test_a_drain_ends_calls_itself_if_the_engine_is_stuck(serve, monkeypatch):
+    monkeypatch.setattr(server_module, "_LAST_WORDS_SECONDS", 0.1)  # there will be none
     served = await serve(ScriptedEngine([5] * 5000, step_seconds=0.005), drain_timeout=0.1)
     running = asyncio.ensure_future(served.error(**PROMPT))
     await until(lambda: served.engine.running)
