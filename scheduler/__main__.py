@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from scheduler.api.stop_signals import end_on_signals
 from scheduler.log_format import FORMATS, start_logging
 from scheduler.start_error import StartError
 
@@ -275,7 +275,7 @@ def _add_policy_flags(group: argparse._ArgumentGroup) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 after a drain, 1 if it cannot start, 2 for wrong flags."""
-    _end_on_signals()
+    end_on_signals()
     given = sys.argv[1:] if arguments is None else arguments
     flags = parser().parse_with(given, os.environ)
     if flags.model is None and not flags.no_tokenizer:
@@ -308,12 +308,6 @@ def _run(flags: argparse.Namespace, arguments: Sequence[str]) -> int:
 
         run(flags)
     return 0
-
-
-def _end_on_signals() -> None:
-    """Until the server takes over: process 1 would otherwise ignore both signals."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))
 
 
 if __name__ == "__main__":

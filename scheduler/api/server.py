@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from scheduler.api.health import HEALTH, INFERENCE, HealthService
 from scheduler.api.method_handlers import method_handlers
 from scheduler.api.protection import Protection
 from scheduler.api.service import InferenceService, ServedModel
+from scheduler.api.stop_signals import take_over
 from scheduler.api.token_hashes import load_hashes
 from scheduler.api.tracing import make_tracer
 from scheduler.core.front_end import EnginePort, EngineStatus, EventBatch, FrontEnd
@@ -243,9 +243,7 @@ async def serve(
         log.info("draining for at most %g seconds", config.drain_timeout)
         stopping.set()
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number)
+    take_over(asyncio.get_running_loop(), on_signal)
     await server.start()
     await stopping.wait()
     await server.drain()

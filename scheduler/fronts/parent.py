@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from scheduler.api.stop_signals import take_over
 from scheduler.core.front_end import EnginePort
 from scheduler.fronts.front_end_process import FrontEndProcess
 from scheduler.fronts.hub import Hub
@@ -54,9 +54,7 @@ async def serve_apart(
         log.info("draining for at most %g seconds", drain_timeout)
         stopping.set()
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number)
+    take_over(asyncio.get_running_loop(), on_signal)
     engine.start()
     try:
         await _run(supervisor, engine, stopping, drain_timeout)

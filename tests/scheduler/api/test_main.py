@@ -152,6 +152,29 @@ def test_a_signal_before_it_serves_ends_it_too(start, model):
     assert process.exit_status() in (0, -signal.SIGTERM)
 
 
+# A signal falls where what its handler raises is lost, as in some libraries' imports.
+LOST_SIGNAL = """
+import contextlib, os, signal, sys
+from scheduler import __main__
+
+def lose_a_signal(*flags):
+    start_logging(*flags)
+    with contextlib.suppress(SystemExit):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+start_logging, __main__.start_logging = __main__.start_logging, lose_a_signal
+sys.exit(__main__.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("flags", [(), ("--frontends", "1")], ids=["alone", "front end"])
+def test_a_signal_whose_exception_a_library_swallows_is_not_lost(start, model, flags):
+    process = start(*WITHOUT_WORKER[2:], *model, *flags, program=("-c", LOST_SIGNAL))
+    assert process.exit_status() == 0
+    assert "draining" in process.log
+    assert "Traceback" not in process.log
+
+
 @pytest.mark.parametrize("flags", [(), ("--frontends", "1")], ids=["alone", "front end"])
 def test_as_process_1_it_ends_on_sigterm(start, model, flags):
     if subprocess.run(["unshare", "--fork", "--pid", "true"], check=False).returncode:
