@@ -203,8 +203,16 @@ def test_into_a_pipe_it_prints_plain_pictures_until_it_is_interrupted(
     assert all(len(line.rstrip("\n")) <= 80 for line in lines)
 
 
-def test_once_is_one_picture_of_one_interval(busy: ScriptedServer) -> None:
-    done = nanoserve("top", "--once", "--address", busy.address, PYTHONUTF8="1")
+def test_once_is_one_picture_of_one_interval(server: ScriptedServer) -> None:
+    def two(
+        request: pb.WatchStatusRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.GetStatusResponse]:
+        yield response(1)
+        server.status = response(2)
+        yield from server.watch_for_ever(request, context)
+
+    server.watcher = two
+    done = nanoserve("top", "--once", "--address", server.address, PYTHONUTF8="1")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("K/V pool") == 1
     assert "output       100 tokens/s" in done.stdout
