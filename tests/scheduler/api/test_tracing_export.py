@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from nanoserve.v1.inference_pb2 import TokenIds
 from tests.scheduler.api.scripted_engine import ScriptedEngine
-from tests.waiting import SECONDS, until
+from tests.waiting import SECONDS, until, wait_for
 
 
 class Collector(ThreadingHTTPServer):
@@ -65,7 +65,13 @@ def collector(monkeypatch) -> Iterator[Collector]:
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")  # milliseconds
         yield server
         server.answering.set()
+        # Whom nobody answers goes on to log that, for seconds and in whatever test comes next.
+        wait_for(lambda: not exporting(), "all spans are sent")
         server.shutdown()
+
+
+def exporting() -> bool:
+    return any("Otel" in thread.name for thread in threading.enumerate())
 
 
 async def test_what_is_left_is_sent_when_the_server_stops(serve, collector):
@@ -97,7 +103,8 @@ async def test_a_collector_that_hangs_holds_up_no_call_and_no_stop(serve, collec
     for _ in range(20):
         responses = await served.generate(token_ids=TokenIds(ids=[7]))
         assert responses[-1].finish_reason
-    await asyncio.wait_for(served.server.stop(), 10)
+    await asyncio.wait_for(served.server.stop(), SECONDS / 2)
+    assert exporting(), "it is left behind"
 
 
 async def test_the_services_name_is_the_operators_where_he_gives_one(serve, collector, monkeypatch):
