@@ -23,7 +23,9 @@ from tests.waiting import SECONDS, wait_for
 from worker.simulated_tokens import expected_tokens
 
 ROOT = Path(__file__).resolve().parents[3]
-SIMULATED = ["--simulate", "--worker-args=--vocab-size 100 --step-ms 20"]
+# Without metrics, at whose default addresses somebody else's servers may start at this moment.
+WORKER = "--worker-args=--vocab-size 100 --step-ms 20"
+SIMULATED = ["--simulate", f"{WORKER} --metrics-listen off"]
 NO_TOKENIZER = "--scheduler-args=--no-tokenizer --metrics-listen off"
 # A scheduler that looks for its worker elsewhere is never ready.
 LOST = "--scheduler-args=--no-tokenizer --metrics-listen off --worker unix:/nonexistent/worker.sock"
@@ -186,7 +188,7 @@ def test_servers_beside_others_have_their_metrics_elsewhere_and_tell_where(
     urls: list[str] = []
     for name in ("one", "two"):
         listen = f"--listen=unix:{folder}/{name}.sock"
-        serving = launch("serve", "--scheduler-args=--no-tokenizer", listen)
+        serving = launch("serve", WORKER, "--scheduler-args=--no-tokenizer", listen)
         serving.wait_for("ready at")
         for logger in ("worker", "scheduler.api.metrics_server"):
             url = serving.wait_for(f"{logger}: metrics at ").rpartition(" ")[2]
@@ -197,7 +199,7 @@ def test_servers_beside_others_have_their_metrics_elsewhere_and_tell_where(
 
 
 def test_servers_of_a_command_serve_no_metrics(launch: Callable[..., Launcher]) -> None:
-    running = launch("run", "--verbose", "--scheduler-args=--no-tokenizer", "--", "true")
+    running = launch("run", "--verbose", WORKER, "--scheduler-args=--no-tokenizer", "--", "true")
     status, output = running.end()
     assert status == 0, output
     assert "listening on" in output
