@@ -105,11 +105,18 @@ def test_an_endless_request_is_cut_off():
         assert get(server)[0] == 200
 
 
+def is_cut_off(scraper: socket.socket) -> bool:
+    try:
+        return scraper.recv(100) == b""
+    except ConnectionResetError:  # it was before what it sent came
+        return True
+
+
 def test_scrapers_that_hang_are_cut_off():
     with serving(OneGauge(), seconds=0.5) as server:
         scrapers = [connected(server) for _ in range(MOST_CONNECTIONS - 1)]
         scrapers[0].sendall(b"GET /metr")
-        assert [scraper.recv(100) for scraper in scrapers] == [b""] * len(scrapers)
+        assert all(map(is_cut_off, scrapers))
         for scraper in scrapers:
             scraper.close()
 
