@@ -28,6 +28,9 @@ DEFAULT_TIMEOUTS = {"cuda": 60.0, "cpu": 300.0, "simulated": 60.0}
 
 # Between looks; a hang is noticed that much later at most.
 _TICK_SECONDS = 0.5
+# Of the step timeout, or two looks if that is more: so much later the timer in C ends the process.
+# The thread, which says why and leaves the recordings time, comes first on a busy machine too.
+_GRACE_SHARE = 0.1
 
 
 class StepTimeout(Exception):
@@ -73,10 +76,11 @@ class Watchdog:
         return max((now - since for since in list(self._since.values())), default=0.0)
 
     def _run(self) -> None:
+        grace = max(2 * _TICK_SECONDS, _GRACE_SHARE * self.timeout)
         while (oldest := self.oldest()) < self.timeout:
             # Replaces the timer of the last look.
             faulthandler.dump_traceback_later(
-                self.timeout - oldest + 2 * _TICK_SECONDS, exit=True, file=sys.__stderr__
+                self.timeout - oldest + grace, exit=True, file=sys.__stderr__
             )
             time.sleep(min(_TICK_SECONDS, self.timeout / 4))
         faulthandler.cancel_dump_traceback_later()

@@ -91,3 +91,21 @@ def test_only_work_that_takes_too_long_is_a_hang(monkeypatch: pytest.MonkeyPatch
         assert hung.wait(SECONDS)
         assert watchdog.oldest() == 1.0
     assert str(hangs[0]) == "a step was not done within the step timeout of 1 s"
+
+
+@pytest.mark.parametrize(("timeout", "seconds"), [(1.0, 2.0), (60.0, 66.0)])
+def test_the_timer_in_c_leaves_the_thread_time_to_say_why(
+    monkeypatch: pytest.MonkeyPatch, timeout: float, seconds: float
+) -> None:
+    wound_up: list[float] = []
+    clock, hung = Clock(), threading.Event()
+    monkeypatch.setattr("worker.watchdog.time", clock)
+    later = "worker.watchdog.faulthandler.dump_traceback_later"
+    monkeypatch.setattr(later, lambda after, **_: wound_up.append(after))
+    watchdog = Watchdog(timeout, lambda _: hung.set())
+    watchdog.start()
+    wait_for(lambda: wound_up, "it looked")
+    with watchdog.watching():
+        clock.now += timeout
+        assert hung.wait(SECONDS)
+    assert wound_up[0] == seconds
