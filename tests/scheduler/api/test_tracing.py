@@ -195,7 +195,9 @@ def test_a_place_for_them_turns_spans_on(protocol):
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
     if protocol:
         environment["OTEL_EXPORTER_OTLP_PROTOCOL"] = protocol
-    assert isinstance(make_tracer(environment, "tiny"), OtelTracer)
+    tracer = make_tracer(environment, "tiny")
+    assert isinstance(tracer, OtelTracer)
+    tracer.close()
 
 
 def test_a_protocol_that_is_not_spoken_stops_the_start():

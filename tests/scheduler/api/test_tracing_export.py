@@ -27,6 +27,12 @@ class Collector(ThreadingHTTPServer):
         self.answering.set()
         self.asked = threading.Event()
         self.requests: list[ExportTraceServiceRequest] = []
+        self._others = set(threading.enumerate())
+
+    def has_exporter(self) -> bool:
+        """Whether a tracer that was made after this still runs."""
+        threads = set(threading.enumerate()) - self._others
+        return any("Otel" in thread.name for thread in threads)
 
     def spans(self) -> list:
         return [
@@ -66,12 +72,8 @@ def collector(monkeypatch) -> Iterator[Collector]:
         yield server
         server.answering.set()
         # Whom nobody answers goes on to log that, for seconds and in whatever test comes next.
-        wait_for(lambda: not exporting(), "all spans are sent")
+        wait_for(lambda: not server.has_exporter(), "all spans are sent")
         server.shutdown()
-
-
-def exporting() -> bool:
-    return any("Otel" in thread.name for thread in threading.enumerate())
 
 
 async def test_what_is_left_is_sent_when_the_server_stops(serve, collector):
@@ -104,7 +106,7 @@ async def test_a_collector_that_hangs_holds_up_no_call_and_no_stop(serve, collec
         responses = await served.generate(token_ids=TokenIds(ids=[7]))
         assert responses[-1].finish_reason
     await asyncio.wait_for(served.server.stop(), SECONDS / 2)
-    assert exporting(), "it is left behind"
+    assert collector.has_exporter(), "it is left behind"
 
 
 async def test_the_services_name_is_the_operators_where_he_gives_one(serve, collector, monkeypatch):
