@@ -17,10 +17,11 @@ import hashlib
 import logging
 import os
 import struct
+import threading
 from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import llvmlite.binding
 import numpy as np
@@ -197,7 +198,73 @@ def launch(entry: Kernel, items: int, work: int, *arguments: int) -> None:
     number of items. `work`, in numbers that are read, decides whether all threads share it."""
     threads = torch.get_num_threads() if _HAS_THREADS and work >= _SHARED_WORK else 1
     values = (items, *arguments)
-    _launch(entry.address, threads, values + (0,) * (ARGUMENTS - len(values)))
+    values += (0,) * (ARGUMENTS - len(values))
+    if (recorder := recorder_here()) is not None:
+        recorder.add(entry.address, threads, values)
+    _launch(entry.address, threads, values)
+
+
+class Recorder(Protocol):
+    """Is told of the launches of a thread, to run them again (kernels/recording.py)."""
+
+    def add(self, function: int, threads: int, values: tuple[int, ...]) -> None: ...
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory that nothing else has."""
+        ...
+
+    def hold(self, tensor: torch.Tensor) -> None: ...
+
+
+_here = threading.local()
+
+
+def recorder_here() -> Recorder | None:
+    """This thread's."""
+    recorder: Recorder | None = getattr(_here, "recorder", None)
+    return recorder
+
+
+def record_here(recorder: Recorder | None) -> None:
+    _here.recorder = recorder
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor for a kernel to write."""
+    if (recorder := recorder_here()) is not None:
+        return recorder.take(shape, dtype)
+    return torch.empty(shape, dtype=dtype)
+
+
+def held(tensor: torch.Tensor) -> torch.Tensor:
+    """For memory that a kernel uses and that is neither `empty` nor the model's."""
+    if (recorder := recorder_here()) is not None:
+        recorder.hold(tensor)
+    return tensor
+
+
+LAUNCH = 2 + _SLOTS
+
+
+def launch_of(function: int, threads: int, values: tuple[int, ...]) -> list[int]:
+    """LAUNCH numbers, a line of `run_launches`."""
+    return [function, threads, 0, *values]
+
+
+def _run(launches: np.ndarray) -> None:
+    """All of launches [n, LAUNCH] int64, one after the other, without the interpreter between."""
+    for i in range(launches.shape[0]):
+        launches[i, 2] = 0
+        function, threads, arguments = launches[i, 0], launches[i, 1], launches[i, 2:].ctypes.data
+        if threads == 1:
+            call(function, arguments)
+        else:
+            _parallel(function, arguments, np.uint32(threads), np.uint32(0))
+
+
+run_launches = _kept(
+    lambda cache: njit(types.void(types.int64[:, ::1]), nogil=True, cache=cache)(_run)
+)
 
 
 def address(tensor: torch.Tensor, dtype: torch.dtype) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from kernels import amx
-from kernels.compiled import address, float_bits, launch
+from kernels.compiled import address, empty, float_bits, held, launch
 from kernels.cpu_attention_amx import attend_bfloat16, rooms
 from kernels.cpu_attention_kernel import FIELDS, attend
 from kernels.cpu_numbers import KINDS
@@ -100,7 +100,7 @@ def paged_attention_decode(
     """See `kernels.reference.paged_attention_decode`."""
     if plan is None:
         plan = plan_decode(k_pool, block_tables, rows, context_lens)
-    out = torch.empty_like(q) if out is None else out
+    out = empty(tuple(q.shape), q.dtype) if out is None else out
     if not plan.is_whole:
         out.zero_()
     return _attend(q, k_pool, v_pool, block_tables, scale, plan, out)
@@ -123,7 +123,7 @@ def paged_attention_prefill(
     """See `kernels.reference.paged_attention_prefill`."""
     if plan is None:
         plan = plan_prefill(k_pool, block_tables, rows, query_starts, context_lens)
-    out = torch.empty_like(q) if out is None else out
+    out = empty(tuple(q.shape), q.dtype) if out is None else out
     return _attend(q, k_pool, v_pool, block_tables, scale, plan, out)
 
 
@@ -217,13 +217,13 @@ def _blocks(queries: int, kv_heads: int, head_dim: int) -> tuple[int, int, int]:
     return width, blocks, -(-size // _LINE) * _LINE
 
 
-_kept = threading.local()
+_rooms = threading.local()
 
 
 def _room(size: int) -> int:
     """The address of bytes that launches of this thread share: to allocate them each time would
     cost as much as a short context does, since the system hands out and clears every page."""
-    room: torch.Tensor | None = getattr(_kept, "room", None)
+    room: torch.Tensor | None = getattr(_rooms, "room", None)
     if room is None or room.numel() < size + _LINE:
-        room = _kept.room = torch.empty(size + _LINE, dtype=torch.uint8)
-    return -(-room.data_ptr() // _LINE) * _LINE
+        room = _rooms.room = torch.empty(size + _LINE, dtype=torch.uint8)
+    return -(-held(room).data_ptr() // _LINE) * _LINE

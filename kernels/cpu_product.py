@@ -13,7 +13,7 @@ from numba.core import config
 
 from kernels import amx
 from kernels.amx import DEPTH, LINES
-from kernels.compiled import address, float_bits, has, launch
+from kernels.compiled import address, empty, float_bits, has, launch
 from kernels.cpu_row_ops import norm, rms_norm
 from kernels.packed_weight import PackedWeight
 
@@ -82,7 +82,7 @@ def multiply(
     if k != weight.in_features:
         raise ValueError(f"x has {k} columns, must have the weight's {weight.in_features}")
     dtype, n = torch.bfloat16, weight.out_features // (2 if gated else 1)
-    out = x.new_empty((rows, n), dtype=dtype if rounded else torch.float32)
+    out = empty((rows, n), dtype if rounded else torch.float32)
     if rows == 0:
         return out
     if gain is not None and x.numel() >= _NORMED:

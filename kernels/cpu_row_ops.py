@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from numba import carray, njit
 
-from kernels.compiled import address, float_bits, inner, kernel, launch, pointer, take
+from kernels.compiled import address, empty, float_bits, inner, kernel, launch, pointer, take
 from kernels.cpu_numbers import KINDS, exp, floats, narrow, size_of, to_float, widen
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See `kernels.reference.rms_norm`."""
-    out, (rows, width) = torch.empty_like(x), x.shape
+    out, (rows, width) = empty(tuple(x.shape), x.dtype), x.shape
     places = (address(tensor, x.dtype) for tensor in (x, weight, out))
     launch(norm, rows, rows * width, width, KINDS[x.dtype], float_bits(eps), *places)
     return out
@@ -21,7 +21,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """See `kernels.reference.silu_and_mul`."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out, dtype = gate_up.new_empty((rows, width)), gate_up.dtype
+    dtype = gate_up.dtype
+    out = empty((rows, width), dtype)
     places = address(gate_up, dtype), address(out, dtype)
     launch(_activate, rows, 4 * rows * width, width, KINDS[dtype], *places)
     return out
@@ -39,7 +40,7 @@ def rope_and_write_kv(
     """See `kernels.reference.rope_and_write_kv`."""
     tokens, dtype = qkv.shape[0], qkv.dtype
     kv_heads, head_dim = k_pool.shape[2:]
-    out = qkv.new_empty((tokens, num_heads, head_dim))
+    out = empty((tokens, num_heads, head_dim), dtype)
     launch(
         _rope,
         tokens,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,6 +23,10 @@ from worker.rows import Rows
 from worker.sampler import sample, sample_extras
 from worker.staging import Staging
 from worker.step import CheckedStep, token_positions
+from worker.step_inputs import StepInputs
+
+if TYPE_CHECKING:
+    from worker.recorded_decodes import RecordedDecodes
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +56,11 @@ class TorchRunner:
         self._nothing = torch.empty(0, dtype=torch.int32, device=model.device)
         self._cuda_graphs = cuda_graphs
         self._graphs: StepGraphs | None = None  # until the warm-up
+        self._recorded: RecordedDecodes | None = None
+        if model.device.type == "cpu":  # compiled kernels are none of a GPU's worker
+            from worker.recorded_decodes import RecordedDecodes
+
+            self._recorded = RecordedDecodes(model, pool)
 
     @torch.inference_mode()
     def launch(self, step: CheckedStep) -> Sequence[Pending]:
@@ -134,7 +144,7 @@ class TorchRunner:
             result.computed()
             return result.finish(self._nothing, 0)
         inputs = make_inputs(batch, columns, self._rows, self._model.ops, k)
-        logits = self._model.forward(inputs, self._pool)
+        logits = self._forward(inputs)
         result.computed()
         if not len(batch.sample_rows):
             return result.finish(self._nothing, 0)
@@ -144,6 +154,11 @@ class TorchRunner:
         if extras:
             logprobs = self._sample_extras(extras, logits, sampled, columns, k)
         return result.finish(sampled, len(sampled), logprobs)
+
+    def _forward(self, inputs: StepInputs) -> torch.Tensor:
+        if self._recorded is not None and self._recorded.suits(inputs):
+            return self._recorded.forward(inputs)
+        return self._model.forward(inputs, self._pool)
 
     def _sample_extras(
         self,

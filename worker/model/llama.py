@@ -63,9 +63,28 @@ class Llama:
         """All that every token needs: (attended [t, heads * head_dim], residual [t, hidden]), after
         and before the last layer's attention. If nothing is sampled, `attended` is anything: the
         K/V is written, which is all that such a step is for."""
-        ops, config, layers = self.ops, self.config, self.weights.layers
         attend = self._attention(inputs, pool)
-        residual = ops.gather_rows(self.weights.embedding, inputs.token_ids)
+        residual, samples = self.embed(inputs.token_ids), inputs.sample_tokens.shape[0] > 0
+        return self.layers(
+            residual, inputs.positions, inputs.slot_mapping, attend, pool, samples=samples
+        )
+
+    def embed(self, token_ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[t, hidden] of ids [t]."""
+        return self.ops.gather_rows(self.weights.embedding, token_ids, out)
+
+    def layers(
+        self,
+        residual: torch.Tensor,
+        positions: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        attend: Attention,
+        pool: KVPool,
+        *,
+        samples: bool = True,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`body` of embedded tokens [t, hidden]; positions int32 [t], slot_mapping int64 [t]."""
+        ops, config, layers = self.ops, self.config, self.weights.layers
         for layer, (k_pool, v_pool) in zip(layers, pool.layers, strict=True):
             qkv = ops.norm_qkv(
                 residual, layer.input_norm, config.rms_norm_eps, layer.qkv, layer.qkv_bias
@@ -73,15 +92,15 @@ class Llama:
             residual = ops.summed(residual)
             attended = ops.rope_and_write_kv(
                 qkv,
-                inputs.positions,
+                positions,
                 self._cos_sin,
-                inputs.slot_mapping,
+                slot_mapping,
                 k_pool,
                 v_pool,
                 config.num_heads,
             )
             last = layer is layers[-1]
-            if not last or inputs.sample_tokens.shape[0]:
+            if not last or samples:
                 attended = attend(attended, k_pool, v_pool)
             attended = attended.reshape(-1, config.query_size)
             if not last:
@@ -128,19 +147,28 @@ class Llama:
         return attend
 
     def _decode(self, inputs: StepInputs, pool: KVPool) -> Attention:
-        shared = {
-            "block_tables": inputs.block_tables,
-            "rows": inputs.decode_rows,
-            "context_lens": inputs.decode_context_lens,
-        }
+        return self.decode_attention(inputs, self.plan_decodes(inputs, pool))
+
+    def plan_decodes(self, inputs: StepInputs, pool: KVPool) -> Any:
+        """What all layers of a step of these decodes share."""
+        return self.ops.plan_decode(
+            pool.layers[0][0],
+            inputs.block_tables,
+            inputs.decode_rows,
+            inputs.decode_context_lens,
+            total_context=inputs.decode_context,
+        )
+
+    def decode_attention(self, inputs: StepInputs, plan: Any) -> Attention:
+        """What attends for the decodes in every layer, by the plan for them."""
         return partial(
             self.ops.paged_attention_decode,
-            **shared,
+            block_tables=inputs.block_tables,
+            rows=inputs.decode_rows,
+            context_lens=inputs.decode_context_lens,
             scale=self._scale,
             max_context_len=inputs.max_context_len,
-            plan=self.ops.plan_decode(
-                pool.layers[0][0], **shared, total_context=inputs.decode_context
-            ),
+            plan=plan,
         )
 
     def _prefill(self, inputs: StepInputs, pool: KVPool) -> Attention:
