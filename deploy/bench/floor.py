@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from worker.huge_pages import use_huge_pages
+
 _READ_BYTES = 1 << 29  # many times any cache
 _MATMUL_SIZE = 2048
 _TRIES = 10
@@ -57,9 +59,11 @@ class ModelSize:
 
 
 def measure_rates(threads: int) -> Rates:
-    """This CPU's: the best of a few tries each, on `threads` threads."""
+    """This CPU's: the best of a few tries each, on `threads` threads, in huge pages as a worker's
+    weights are."""
     torch.set_num_threads(threads)
     data = torch.ones(_READ_BYTES // 4)
+    use_huge_pages()
     a, b = (torch.randn(_MATMUL_SIZE, _MATMUL_SIZE).bfloat16() for _ in range(2))
     return Rates(
         read_bytes=_READ_BYTES / _best_seconds(data.sum),
