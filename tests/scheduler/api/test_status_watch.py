@@ -111,18 +111,23 @@ async def test_a_change_of_readiness_is_told_at_once(serve):
     call.cancel()
 
 
-async def test_changes_of_readiness_do_not_put_the_next_interval_off(serve):
+async def test_changes_of_readiness_do_not_put_the_next_interval_off(serve, monkeypatch):
     served = await serve(ScriptedEngine([2]))
-    call = watch(served, interval_seconds=0.5)
+    loop, passed = asyncio.get_running_loop(), 0.0
+    real = loop.time
+    monkeypatch.setattr(loop, "time", lambda: real() + passed)
+    call = watch(served, interval_seconds=60)
     await call.read()
-    for _ in range(15):
-        served.engine.set_ready(False)
-        while (await call.read()).status.ready:
-            pass
-        served.engine.set_ready(True)
-        while not (await call.read()).status.ready:
-            pass
-    async with asyncio.timeout(SECONDS):
+    passed = 59.0
+    served.engine.set_ready(False)
+    while (await call.read()).status.ready:
+        pass
+    served.engine.set_ready(True)
+    while not (await call.read()).status.ready:
+        pass
+    await status_of(served)  # after that the watch waits again
+    passed = 61.0
+    async with asyncio.timeout(SECONDS / 2):  # far from the interval that a change would begin
         assert (await call.read()).status.ready
     call.cancel()
 
