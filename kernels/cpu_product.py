@@ -87,7 +87,7 @@ def multiply(
         return out
     if gain is not None and x.numel() >= _NORMED:
         x, gain = rms_norm(x, gain, eps), None
-    columns = INSTRUCTIONS.most_columns(rows)
+    columns = INSTRUCTIONS.most_columns(rows, n // LINES, torch.get_num_threads())
     launch(
         INSTRUCTIONS.product,
         -(-n // (LINES * columns)) * -(-rows // _CHUNK),

@@ -16,9 +16,14 @@ _TILE = amx.LINES * amx.LINE  # bytes
 _AHEAD = 8  # tiles that are asked for before they are read
 
 
-def most_columns(rows: int) -> int:
-    """Of an item. Two share what is read of x; for few rows one, to occupy more threads."""
-    return 1 if rows <= BLOCK else 2
+# Items of few rows that each thread is to have, so that all end together.
+_SHARE = 4
+
+
+def most_columns(rows: int, columns: int, threads: int) -> int:
+    """Of an item. Two share what is read of x, and their sums are twice as many chains; of few
+    rows they are only taken together where that leaves every thread its share."""
+    return 2 if rows > BLOCK or columns >= 2 * _SHARE * threads else 1
 
 
 @inner

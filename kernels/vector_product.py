@@ -56,7 +56,7 @@ def run_by(add: Add, size: int, fill: Any) -> Any:
     return runner(room_bytes, prepare, _multiplier(add), end)
 
 
-def most_columns(rows: int) -> int:
+def most_columns(rows: int, columns: int, threads: int) -> int:
     """Of an item: sums of two are more chains of additions at once, which one row needs."""
     return COLUMNS
 
