@@ -199,13 +199,13 @@ def launch(entry: Kernel, items: int, work: int, *arguments: int) -> None:
     threads = torch.get_num_threads() if _HAS_THREADS and work >= _SHARED_WORK else 1
     values = (items, *arguments)
     values += (0,) * (ARGUMENTS - len(values))
-    if (recorder := recorder_here()) is not None:
-        recorder.add(entry.address, threads, values)
+    if (capture := capture_here()) is not None:
+        capture.add(entry.address, threads, values)
     _launch(entry.address, threads, values)
 
 
-class Recorder(Protocol):
-    """Is told of the launches of a thread, to run them again (kernels/recording.py)."""
+class Capture(Protocol):
+    """Is told of the launches of a thread, to run them again (kernels/launch_graph.py)."""
 
     def add(self, function: int, threads: int, values: tuple[int, ...]) -> None: ...
 
@@ -219,27 +219,27 @@ class Recorder(Protocol):
 _here = threading.local()
 
 
-def recorder_here() -> Recorder | None:
+def capture_here() -> Capture | None:
     """This thread's."""
-    recorder: Recorder | None = getattr(_here, "recorder", None)
-    return recorder
+    capture: Capture | None = getattr(_here, "capture", None)
+    return capture
 
 
-def record_here(recorder: Recorder | None) -> None:
-    _here.recorder = recorder
+def set_capture(capture: Capture | None) -> None:
+    _here.capture = capture
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A tensor for a kernel to write."""
-    if (recorder := recorder_here()) is not None:
-        return recorder.take(shape, dtype)
+    if (capture := capture_here()) is not None:
+        return capture.take(shape, dtype)
     return torch.empty(shape, dtype=dtype)
 
 
 def held(tensor: torch.Tensor) -> torch.Tensor:
     """For memory that a kernel uses and that is neither `empty` nor the model's."""
-    if (recorder := recorder_here()) is not None:
-        recorder.hold(tensor)
+    if (capture := capture_here()) is not None:
+        capture.hold(tensor)
     return tensor
 
 

@@ -26,7 +26,7 @@ from worker.step import CheckedStep, token_positions
 from worker.step_inputs import StepInputs
 
 if TYPE_CHECKING:
-    from worker.recorded_decodes import RecordedDecodes
+    from worker.cpu_graphs import CpuGraphs
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +56,11 @@ class TorchRunner:
         self._nothing = torch.empty(0, dtype=torch.int32, device=model.device)
         self._cuda_graphs = cuda_graphs
         self._graphs: StepGraphs | None = None  # until the warm-up
-        self._recorded: RecordedDecodes | None = None
+        self._cpu_graphs: CpuGraphs | None = None
         if model.device.type == "cpu":  # compiled kernels are none of a GPU's worker
-            from worker.recorded_decodes import RecordedDecodes
+            from worker.cpu_graphs import CpuGraphs
 
-            self._recorded = RecordedDecodes(model, pool)
+            self._cpu_graphs = CpuGraphs(model, pool)
 
     @torch.inference_mode()
     def launch(self, step: CheckedStep) -> Sequence[Pending]:
@@ -156,8 +156,8 @@ class TorchRunner:
         return result.finish(sampled, len(sampled), logprobs)
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
-        if self._recorded is not None and self._recorded.suits(inputs):
-            return self._recorded.forward(inputs)
+        if self._cpu_graphs is not None and self._cpu_graphs.suits(inputs):
+            return self._cpu_graphs.forward(inputs)
         return self._model.forward(inputs, self._pool)
 
     def _sample_extras(

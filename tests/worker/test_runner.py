@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernels import cpu_product
 from nanoserve.v1 import worker_pb2
 from scheduler.link.encoder import encode_step
 from tests.player import greedy, load_llama
@@ -30,10 +31,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(tmp_path_factory.mktemp("tiny"))
 
 
-def flags(folder: Path, device: str = "cpu") -> argparse.Namespace:
+def flags(folder: Path, device: str = "cpu", dtype: str = "auto") -> argparse.Namespace:
     text = (
-        f"--model {folder} --device {device} --num-blocks 40 --block-size 8 --max-rows 8 "
-        "--max-model-len 64 --max-step-tokens 64 --max-steps-in-flight 4 --max-decode-steps 4"
+        f"--model {folder} --device {device} --dtype {dtype} --num-blocks 40 --block-size 8 "
+        "--max-rows 8 --max-model-len 64 --max-step-tokens 64 --max-steps-in-flight 4 "
+        "--max-decode-steps 4"
     )
     return parse(text.split())
 
@@ -41,8 +43,8 @@ def flags(folder: Path, device: str = "cpu") -> argparse.Namespace:
 class Worker:
     """A runner with its ledger, without a server."""
 
-    def __init__(self, folder: Path, device: str = "cpu") -> None:
-        runner = make_executor(flags(folder, device))
+    def __init__(self, folder: Path, device: str = "cpu", dtype: str = "auto") -> None:
+        runner = make_executor(flags(folder, device, dtype))
         assert isinstance(runner, TorchRunner)
         self.runner = runner
         self.runner.warm_up()
@@ -105,6 +107,22 @@ def test_seeded_tokens_do_not_depend_on_neighbours_chunks_or_rows(
     other[0].seed ^= 1
     serve(Worker(folder, device), other, 0)
     assert other[0].output != runs[0][warm.request_id]
+
+
+@pytest.mark.skipif(cpu_product.INSTRUCTIONS is None, reason="no product of our own here")
+def test_a_cpus_captured_decodes_give_the_tokens_of_those_that_are_not(folder: Path) -> None:
+    requests = random_requests(random.Random(3), 12, 256, 60)
+    outputs = []
+    for captures in (True, False):
+        worker, run = Worker(folder, dtype="bfloat16"), copies(requests)
+        graphs = worker.runner._cpu_graphs
+        if not captures:
+            worker.runner._cpu_graphs = None
+        serve(worker, run, seed=5)
+        outputs.append([r.output for r in run])
+        assert graphs is not None
+        assert (len(graphs._graphs) > 2) == captures, "two are the warm-up's"
+    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -1,9 +1,9 @@
-"""Launches of a CPU's compiled kernels, recorded once and then run by one call.
+"""Launches of a CPU's compiled kernels, captured once and then replayed by one call.
 
 Between the launches of a small model's step the interpreter, the allocator and the libraries below
-take a quarter of its time. A recording has the launches with all their arguments: it is right for
-other numbers at the same places, so whatever differs from step to step is copied to where it was
-when the launches were recorded.
+take a quarter of its time. A graph has the launches with all their arguments: it is right for other
+numbers at the same places, so whatever differs from step to step is copied to where it was at the
+capture.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import numpy as np
 import torch
 
 from kernels import Ops, PackedWeight
-from kernels.compiled import LAUNCH, launch_of, record_here, run_launches
+from kernels.compiled import LAUNCH, launch_of, run_launches, set_capture
 from kernels.cpu_product import packed
 
 
-def can_record(ops: Ops, weights: Iterable[PackedWeight]) -> bool:
+def can_capture(ops: Ops, weights: Iterable[PackedWeight]) -> bool:
     """Whether all that such a model does between embedding and logits are launches."""
     return ops.face == "cpu" and all(packed(weight) for weight in weights)
 
 
-class Memory:
-    """What recorded kernels write, shared by a model's recordings for up to `most_rows` rows, which
-    run one at a time: the i-th result of a width is in the i-th place of that width."""
+class GraphMemory:
+    """What captured kernels write, shared by a model's graphs for up to `most_rows` rows, which run
+    one at a time: the i-th result of a width is in the i-th place of that width."""
 
     def __init__(self, most_rows: int) -> None:
         self._most_rows = most_rows
@@ -43,10 +43,10 @@ class Memory:
         return places[index]
 
 
-class Recording:
-    """Records the launches of this thread while it is entered, which are carried out too."""
+class LaunchGraph:
+    """Captures the launches of this thread while it is entered, which are carried out too."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: GraphMemory) -> None:
         self._memory = memory
         self._taken: Counter[int] = Counter()  # results, by bytes of a row
         self._held: list[torch.Tensor] = []
@@ -54,7 +54,7 @@ class Recording:
         self._table = np.empty((0, LAUNCH), np.int64)
 
     def __enter__(self) -> Self:
-        record_here(self)
+        set_capture(self)
         return self
 
     def __exit__(
@@ -63,7 +63,7 @@ class Recording:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        record_here(None)
+        set_capture(None)
         self._table = np.array(self._launches, np.int64).reshape(-1, LAUNCH)
         self._launches.clear()
 
@@ -79,6 +79,6 @@ class Recording:
     def hold(self, tensor: torch.Tensor) -> None:
         self._held.append(tensor)
 
-    def run(self) -> None:
+    def replay(self) -> None:
         """The launches again, on what lies at their places."""
         run_launches(self._table)

@@ -1,4 +1,4 @@
-"""Recorded decodes give the forward's own logits, bit for bit, whatever came before."""
+"""Captured decodes give the forward's own logits, bit for bit, whatever came before."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from kernels import cpu_attention, cpu_product
 from tests.player import Player, load_llama
 from tests.tiny_llama import tiny_llama
+from worker.cpu_graphs import MOST_DECODES, CpuGraphs
 from worker.model.llama import Llama
-from worker.recorded_decodes import MOST_DECODES, RecordedDecodes
 
 pytestmark = pytest.mark.skipif(
     cpu_product.INSTRUCTIONS is None, reason="no product of our own on this processor"
@@ -46,16 +46,16 @@ def ids(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(256) for _ in range(count)]
 
 
-def check(player: Player, recorded: RecordedDecodes, rows: list[int], rng: random.Random) -> None:
+def check(player: Player, graphs: CpuGraphs, rows: list[int], rng: random.Random) -> None:
     """A step of decodes is the forward's, in logits and in what it writes."""
     inputs = player.inputs({row: ids(rng, 1) for row in rows})
-    assert recorded.suits(inputs)
+    assert graphs.suits(inputs)
     k, v = player.pool.k.clone(), player.pool.v.clone()
     expected = player.model.forward(inputs, player.pool)
     written = player.pool.k.clone(), player.pool.v.clone()
     player.pool.k.copy_(k)
     player.pool.v.copy_(v)
-    assert torch.equal(recorded.forward(inputs), expected)
+    assert torch.equal(graphs.forward(inputs), expected)
     for pool, after in zip((player.pool.k, player.pool.v), written, strict=True):
         assert torch.equal(pool.nan_to_num(7), after.nan_to_num(7))
     for row in rows:
@@ -63,49 +63,49 @@ def check(player: Player, recorded: RecordedDecodes, rows: list[int], rng: rando
 
 
 def test_decodes_of_any_count_in_any_order_are_the_forwards(llama: Llama, player: Player) -> None:
-    recorded, rng = RecordedDecodes(llama, player.pool), random.Random(1)
+    graphs, rng = CpuGraphs(llama, player.pool), random.Random(1)
     for count in (3, 1, MOST_DECODES, 3, 17, 1, MOST_DECODES, 40, 17, 2, 40, 3):
-        check(player, recorded, rng.sample(range(ROWS), count), rng)
-    assert set(recorded._recordings) == {1, 2, 3, 17, 40, MOST_DECODES}
+        check(player, graphs, rng.sample(range(ROWS), count), rng)
+    assert set(graphs._graphs) == {1, 2, 3, 17, 40, MOST_DECODES}
 
 
-def test_what_runs_between_leaves_recorded_steps_right(llama: Llama, player: Player) -> None:
+def test_what_runs_between_leaves_captured_steps_right(llama: Llama, player: Player) -> None:
     """A chunk makes attention by tiles take more room than it had."""
     cpu_attention._rooms.room = None
-    recorded, rng = RecordedDecodes(llama, player.pool), random.Random(2)
-    check(player, recorded, [0], rng)
+    graphs, rng = CpuGraphs(llama, player.pool), random.Random(2)
+    check(player, graphs, [0], rng)
     room = cpu_attention._rooms.room
     player.step({1: ids(rng, 100)}, samples=[])
     for _ in range(3):
-        check(player, recorded, [0], rng)
-        check(player, recorded, [1], rng)
-    (recording, _) = recorded._recordings[1]
+        check(player, graphs, [0], rng)
+        check(player, graphs, [1], rng)
+    (graph, _) = graphs._graphs[1]
     if cpu_attention.takes_tiles(player.pool.k):
         assert room is not cpu_attention._rooms.room
-        assert recording._held
-        assert all(held is room for held in recording._held)
+        assert graph._held
+        assert all(held is room for held in graph._held)
 
 
-def test_only_decodes_that_all_sample_and_are_not_too_many_are_recorded(
+def test_only_decodes_that_all_sample_and_are_not_too_many_are_captured(
     llama: Llama, player: Player
 ) -> None:
-    recorded = RecordedDecodes(llama, player.pool)
-    assert recorded.suits(player.inputs({0: [1], 5: [2]}))
-    assert not recorded.suits(player.inputs({0: [1, 2]}))
-    assert not recorded.suits(player.inputs({0: [1], 1: [1, 2]}))
-    assert not recorded.suits(player.inputs({0: [1], 1: [1]}, samples=[1]))
-    assert not recorded.suits(player.inputs({0: [1]}, samples=[]))
+    graphs = CpuGraphs(llama, player.pool)
+    assert graphs.suits(player.inputs({0: [1], 5: [2]}))
+    assert not graphs.suits(player.inputs({0: [1, 2]}))
+    assert not graphs.suits(player.inputs({0: [1], 1: [1, 2]}))
+    assert not graphs.suits(player.inputs({0: [1], 1: [1]}, samples=[1]))
+    assert not graphs.suits(player.inputs({0: [1]}, samples=[]))
     most = {row: [1] for row in range(MOST_DECODES)}
-    assert recorded.suits(player.inputs(most))
-    assert not recorded.suits(player.inputs(most | {MOST_DECODES: [1]}))
+    assert graphs.suits(player.inputs(most))
+    assert not graphs.suits(player.inputs(most | {MOST_DECODES: [1]}))
 
 
 @pytest.mark.parametrize(
     ("dtype", "face"), [(torch.float32, "auto"), (torch.bfloat16, "reference")]
 )
-def test_a_model_whose_products_are_a_librarys_is_not_recorded(
+def test_a_model_whose_products_are_a_librarys_is_not_captured(
     tmp_path: Path, dtype: torch.dtype, face: str
 ) -> None:
     llama = load_llama(tiny_llama(tmp_path), dtype, face=face)
     player = Player(llama, [4])
-    assert not RecordedDecodes(llama, player.pool).suits(player.inputs({0: [1]}))
+    assert not CpuGraphs(llama, player.pool).suits(player.inputs({0: [1]}))

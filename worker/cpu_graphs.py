@@ -6,7 +6,7 @@ import torch
 
 from kernels.cpu_attention import AttentionPlan
 from kernels.cpu_attention_kernel import FIELDS
-from kernels.recording import Memory, Recording, can_record
+from kernels.launch_graph import GraphMemory, LaunchGraph, can_capture
 from worker.kv_pool import KVPool
 from worker.model.llama import Llama
 from worker.step_inputs import StepInputs
@@ -16,29 +16,29 @@ MOST_DECODES = 64
 _ALL_THREADS = 1 << 40  # positions, so that launches are shared out whatever contexts come
 
 
-class RecordedDecodes:
-    """A recording for each count of decodes that came, made when it first does. To be used by one
+class CpuGraphs:
+    """A graph for each count of decodes that came, captured when it first does. To be used by one
     thread."""
 
     def __init__(self, model: Llama, pool: KVPool) -> None:
         self._model, self._pool = model, pool
         weights = model.weights
         products = [p for x in weights.layers for p in (x.qkv, x.out, x.gate_up, x.down)]
-        self._can_record = can_record(model.ops, [*products, weights.head])
+        self._can_capture = can_capture(model.ops, [*products, weights.head])
         hidden = weights.embedding.shape[1]
-        # What a step brings, where recordings read it.
+        # What a step brings, where graphs read it.
         self._residual = torch.empty((MOST_DECODES, hidden), dtype=model.dtype)
         self._positions = torch.empty(MOST_DECODES, dtype=torch.int32)
         self._slots = torch.empty(MOST_DECODES, dtype=torch.int64)
         self._items = torch.empty((MOST_DECODES, FIELDS), dtype=torch.int64)
-        self._memory = Memory(MOST_DECODES)
-        self._recordings: dict[int, tuple[Recording, torch.Tensor]] = {}  # with its logits
+        self._memory = GraphMemory(MOST_DECODES)
+        self._graphs: dict[int, tuple[LaunchGraph, torch.Tensor]] = {}  # with its logits
 
     def suits(self, inputs: StepInputs) -> bool:
         """Whether `forward` is for this step: decodes alone, all of which sample."""
         tokens, decodes = inputs.token_ids.shape[0], inputs.decode_rows.shape[0]
         only_decodes = decodes == tokens == inputs.sample_tokens.shape[0]
-        return self._can_record and only_decodes and 0 < tokens <= MOST_DECODES
+        return self._can_capture and only_decodes and 0 < tokens <= MOST_DECODES
 
     @torch.inference_mode()
     def forward(self, inputs: StepInputs) -> torch.Tensor:
@@ -50,17 +50,17 @@ class RecordedDecodes:
         self._positions[:count].copy_(inputs.positions)
         self._slots[:count].copy_(inputs.slot_mapping)
         self._items[:count].copy_(plan.items)
-        if count in self._recordings:
-            recording, logits = self._recordings[count]
-            recording.run()
+        if count in self._graphs:
+            graph, logits = self._graphs[count]
+            graph.replay()
             return logits
-        recording = Recording(self._memory)
-        with recording:
-            logits = self._record(inputs, count)
-        self._recordings[count] = recording, logits
+        graph = LaunchGraph(self._memory)
+        with graph:
+            logits = self._capture(inputs, count)
+        self._graphs[count] = graph, logits
         return logits
 
-    def _record(self, inputs: StepInputs, count: int) -> torch.Tensor:
+    def _capture(self, inputs: StepInputs, count: int) -> torch.Tensor:
         model = self._model
         plan = AttentionPlan(self._items[:count], 1, _ALL_THREADS, True)
         attended, residual = model.layers(
