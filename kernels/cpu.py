@@ -15,6 +15,7 @@ from kernels.cpu_attention import (
     plan_prefill,
 )
 from kernels.cpu_linear import linear, pack_weight
+from kernels.cpu_penalties import penalize
 from kernels.cpu_row_ops import rms_norm, rope_and_write_kv, silu_and_mul
 from kernels.cpu_sampling import sample
 from kernels.packed_weight import PackedWeight
@@ -79,28 +80,6 @@ def add_linear(
     x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, residual: torch.Tensor
 ) -> torch.Tensor:
     return linear(x, weight, bias, residual)
-
-
-def penalize(
-    logits: torch.Tensor,
-    lines: torch.Tensor,
-    rows: torch.Tensor,
-    positions: torch.Tensor,
-    tokens: torch.Tensor,
-    prompt_lens: torch.Tensor,
-    penalties: torch.Tensor,
-    *,
-    max_position: int,  # noqa: ARG001 - a launch bound of other faces
-) -> torch.Tensor:
-    scores = logits.index_select(0, lines).float()
-    for line, row, position in zip(scores, rows.tolist(), positions.tolist(), strict=True):
-        repetition, frequency, presence = penalties[row]
-        known = tokens[row, :position].long()
-        values = line[known]
-        line[known] = torch.where(values > 0, values / repetition, values * repetition)
-        output, counts = known[prompt_lens[row] :].unique(return_counts=True)
-        line[output] = line[output] - counts * frequency - presence
-    return scores
 
 
 def top_logprobs(
