@@ -156,7 +156,7 @@ def _drawn(
 ) -> int:
     """The first token with the largest score; -1 as `_likeliest`."""
     key0, key1 = _keys(seed, position)
-    best, token = np.float32(-np.inf), vocab
+    best, token = np.float32(-np.inf), 0
     divisor = vector.spread(temperature)
     largest, nan = vector.spread(np.float32(-np.inf)), vector.spread(np.float32(0))
     for first in range(0, vocab, _STRETCH):
@@ -171,7 +171,7 @@ def _drawn(
             vector.store(limits.ctypes.data, i, limit)
             most = vector.larger(limit, most)
         limit = vector.largest(most)
-        if not limit >= best:
+        if not limit >= best or limit == -np.inf:  # no token has it where all are NaN
             continue
         # Its likeliest token first, so that hardly another has to be looked at.
         some, bits = floats(at, count), carray(pointer(hashes), (first + count,), np.uint32)

@@ -1,6 +1,8 @@
 """The compiled sampler: the oracle's ids at every border; the limits that save it logarithms."""
 
+import ctypes
 import math
+import mmap
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from numba import carray
 
 from kernels import cpu, noise, reference, vector
 from kernels.compiled import inner, pointer
-from kernels.cpu_sampling import _noise
+from kernels.cpu_sampling import _drawn, _noise
 from kernels.vector import LANES
 from kernels.vector_noise import noise_limits
 from tests.kernels.cases import randn
@@ -62,6 +64,27 @@ def test_a_line_is_flagged_by_any_nan_and_by_a_largest_that_is_not_finite(
             assert all(a != place for a, place in zip(answers, places, strict=True))
     nothing = torch.full((2, 40), -math.inf, dtype=dtype)
     assert check(nothing, torch.tensor([0.0, 1.0])) == [-1, -1]
+
+
+def before_a_guard(count: int) -> np.ndarray:
+    """Floats that end where a page begins that nobody may touch."""
+    size = -(-4 * count // mmap.PAGESIZE) * mmap.PAGESIZE
+    pages = mmap.mmap(-1, size + mmap.PAGESIZE)
+    guard = ctypes.addressof(ctypes.c_char.from_buffer(pages)) + size
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(guard), mmap.PAGESIZE, 0) == 0
+    return np.frombuffer(pages, np.float32, count, size - 4 * count)
+
+
+def test_a_line_without_numbers_is_flagged_and_its_limits_read_to_their_end_only() -> None:
+    """Of NaN none is the largest that is looked for."""
+    numbers, limits = before_a_guard(2048), before_a_guard(2048)
+    logits, hashes = torch.full((4096,), math.nan), noise.token_hashes(torch.arange(4096).int())
+    warm = np.float32(1)
+    places = logits.data_ptr(), 0, 4096, hashes.data_ptr()
+    assert _drawn(*places, 5, 3, warm, numbers, limits) == -1
+    logits[2048:] = 1.0
+    assert _drawn(*places, 5, 3, warm, numbers, limits) == -1
+    assert check(torch.full((2, 49_152), math.nan), torch.tensor([1.0, 0.0])) == [-1, -1]
 
 
 def test_one_token_that_can_be_drawn_is() -> None:
