@@ -46,6 +46,6 @@ def add_norm(
         add_norm_kernel[(rows,)](
             residual, added.parts, residual if added.bias is None else added.bias, gain, out, rows,
             eps, WIDTH=width, BLOCK=block, SPLITS=splits, HAS_BIAS=added.bias is not None,
-            num_warps=max(1, min(block // 256, 16)), **pdl_options(rows, after_product=True),
+            num_warps=max(1, min(block // 256, 16)), **pdl_options(rows),
         )  # fmt: skip
     return out

@@ -12,7 +12,7 @@ QUERY_ROWS, LINE_BYTES = 16, 256
 # has rows of its own, and zeros beside them. (tests/kernels/sum_order.py reads that from what is
 # compiled for an H200.)
 PACK_FROM = 16
-# Sequences from which on a program that merges partial results takes two heads, one by one.
+# Sequences from which on a program that merges partial results takes several heads.
 MERGE_SEVERAL_FROM = 128
 
 
@@ -34,7 +34,9 @@ def packed_heads(sequences: int, kv_heads: int, group: int, head_dim: int) -> in
 
 def merged_heads(sequences: int, heads: int) -> int:
     """Query heads whose partial results a program merges."""
-    return 2 if sequences >= MERGE_SEVERAL_FROM and heads % 2 == 0 else 1
+    if sequences < MERGE_SEVERAL_FROM:
+        return 1
+    return next(count for count in (4, 2, 1) if heads % count == 0)
 
 
 def merge_warps(head_dim: int) -> int:

@@ -22,19 +22,50 @@ def merge_kernel(
     if context <= SPLIT:
         return
     splits = tl.cdiv(context, SPLIT)
-    for index in tl.static_range(TAKEN):
-        head = tl.program_id(1) * TAKEN + index
-        sums = partial + (first * HEADS + head) * HEAD_DIM
-        stats = partial_stats + (first * HEADS + head) * 2
-        target = out + (sequence.to(tl.int64) * HEADS + head) * HEAD_DIM
-        if splits <= FEW:
-            merge_head(sums, stats, splits, target, HEADS, HEAD_DIM, FEW)
-        else:
-            merge_head(sums, stats, splits, target, HEADS, HEAD_DIM, MANY)
+    head = tl.program_id(1) * TAKEN
+    sums = partial + (first * HEADS + head) * HEAD_DIM
+    stats = partial_stats + (first * HEADS + head) * 2
+    target = out + (sequence.to(tl.int64) * HEADS + head) * HEAD_DIM
+    if splits <= FEW:
+        merge_few(sums, stats, splits, target, HEADS, HEAD_DIM, TAKEN, FEW)
+    else:
+        for index in range(TAKEN):
+            merge_many(
+                sums + index * HEAD_DIM, stats + index * 2, splits, target + index * HEAD_DIM,
+                HEADS, HEAD_DIM, MANY,
+            )  # fmt: skip
 
 
 @triton.jit
-def merge_head(
+def merge_few(
+    sums, stats, splits, target,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TAKEN: tl.constexpr, COUNT: tl.constexpr,
+):  # fmt: skip
+    """Write the lines of TAKEN heads, of up to COUNT partial results. A thread adds up its own
+    columns, PIECE of a head at a time: the order is one, however many heads there are."""
+    PIECE: tl.constexpr = 4
+    PIECES: tl.constexpr = TAKEN * HEAD_DIM // PIECE
+    pieces = tl.arange(0, triton.next_power_of_2(PIECES))[:, None]
+    inside = pieces < PIECES
+    there = tl.where(inside, splits, 0)
+    columns = pieces * PIECE + tl.arange(0, PIECE)[None, :]
+    own = stats + pieces * PIECE // HEAD_DIM * 2
+    top = tl.full(pieces.shape, float("-inf"), tl.float32)
+    for part in tl.static_range(COUNT):
+        place = own + part * HEADS * 2
+        top = tl.maximum(top, tl.load(place, mask=there > part, other=float("-inf")))
+    acc = tl.zeros(columns.shape, tl.float32)
+    total = tl.zeros(pieces.shape, tl.float32)
+    for part in tl.static_range(COUNT):
+        real, place = there > part, own + part * HEADS * 2
+        weight = tl.exp2(tl.load(place, mask=real, other=float("-inf")) - top)
+        acc += weight * tl.load(sums + part * HEADS * HEAD_DIM + columns, mask=real, other=0.0)
+        total += weight * tl.load(place + 1, mask=real, other=0.0)
+    tl.store(target + columns, (acc / total).to(target.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def merge_many(
     sums, stats, splits, target,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip

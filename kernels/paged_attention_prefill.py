@@ -15,6 +15,7 @@ import triton.language as tl
 from kernels.attention_sizes import prefill_tile
 from kernels.attention_tile import add_tile, load_blocks, load_lines
 from kernels.launch import INTERPRETED, is_fp32, next_power_of_2
+from kernels.pdl import follow, pdl_options
 from kernels.prefill_plan import ITEM, PrefillPlan, list_tiles
 
 
@@ -23,13 +24,18 @@ def prefill_kernel(
     q, k_pool, v_pool, block_tables, items, count, out, scale, table_width,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, ITEM: tl.constexpr, TILE: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_D: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if not EARLY:
+        follow(PDL)
     # Read before it is known that there is so much to do, which saves a wait.
     entry = items + tl.program_id(0) * ITEM
     first_token, num_queries = tl.load(entry), tl.load(entry + 1)
     first_position, row = tl.load(entry + 2), tl.load(entry + 3)
-    if tl.program_id(0) >= tl.load(count):
+    there = tl.program_id(0) < tl.load(count)
+    if EARLY:
+        follow(PDL)
+    if not there:
         return
     kv_head = tl.program_id(1)
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -113,19 +119,23 @@ def paged_attention_prefill(
     plan: PrefillPlan | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `kernels.reference.paged_attention_prefill`."""
+    """See `kernels.reference.paged_attention_prefill`.
+
+    A given `plan` is read at once: another kernel must have been launched since it was written.
+    """
     tokens, heads, head_dim = q.shape
     _, block_size, kv_heads, _ = k_pool.shape
     out = torch.empty_like(q) if out is None else out
     if rows.shape[0] == 0 or tokens == 0:
         return out
+    early = plan is not None
     if plan is None:
         plan = plan_prefill(k_pool, block_tables, rows, query_starts, context_lens, heads, tokens)
     prefill_kernel[(plan.capacity, kv_heads)](
         q, k_pool, v_pool, block_tables, plan.items, plan.count, out,
         scale * math.log2(math.e), block_tables.shape[1],
         HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, ITEM=ITEM,
-        BLOCK_D=next_power_of_2(head_dim), UPCAST=INTERPRETED,
-        **_config(head_dim, heads // kv_heads, is_fp32(q)),
+        BLOCK_D=next_power_of_2(head_dim), UPCAST=INTERPRETED, EARLY=early,
+        **_config(head_dim, heads // kv_heads, is_fp32(q)), **pdl_options(tokens),
     )  # fmt: skip
     return out

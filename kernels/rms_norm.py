@@ -30,6 +30,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         block = next_power_of_2(width)
         rms_norm_kernel[(tokens,)](
             x, weight, out, eps, WIDTH=width, BLOCK=block,
-            num_warps=max(1, min(block // 512, 16)), **pdl_options(tokens, after_product=True),
+            num_warps=max(1, min(block // 512, 16)), **pdl_options(tokens),
         )  # fmt: skip
     return out

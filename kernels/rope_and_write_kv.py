@@ -93,6 +93,6 @@ def rope_and_write_kv(
             NUM_HEADS=num_heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim,
             BLOCK_H=HEADS_PER_PROGRAM, BLOCK_HALF=next_power_of_2(head_dim // 2),
             SPLITS=splits, HAS_BIAS=qkv.bias is not None, num_warps=2,
-            **pdl_options(tokens, after_product=True),
+            **pdl_options(tokens),
         )  # fmt: skip
     return q

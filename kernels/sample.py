@@ -127,7 +127,7 @@ def sample(
     best_ids = torch.empty((lines, stretches), dtype=torch.int32, device=device)
     best_of_stretch_kernel[(lines, stretches)](
         logits, rows, positions, temperatures, seeds, best_scores, best_ids, vocab,
-        **config, **pdl_options(lines, after_product=True),
+        **config, **pdl_options(lines),
     )  # fmt: skip
     best_of_line_kernel[(lines,)](
         best_scores, best_ids, rows, positions, tokens, out, stretches, tokens.shape[1],

@@ -32,6 +32,6 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
         grid = (tokens, triton.cdiv(width, BLOCK))
         silu_and_mul_kernel[grid](
             gate_up, out, WIDTH=width, BLOCK=BLOCK, num_warps=4,
-            **pdl_options(tokens, after_product=True),
+            **pdl_options(tokens),
         )  # fmt: skip
     return out

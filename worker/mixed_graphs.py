@@ -2,7 +2,8 @@
 
 A step is two graphs, so that the counts of either add up and do not multiply: the body, up to the
 last layer's attention, which leaves what is drawn from in one place, and the tail, which reads it
-there.
+there. Bodies are captured with decodes and without: programs that look for decodes and find none
+take 0.6 of the 11.2 ms that a prompt of 512 tokens takes an H200 (8B shape; 1B 0.09 of 2.15).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -51,6 +53,20 @@ def token_sizes(max_step_tokens: int) -> tuple[int, ...]:
     return (*smaller, max_step_tokens) if max_step_tokens <= _TOKENS[-1] else tuple(smaller)
 
 
+class Body(NamedTuple):
+    """Which graph runs a step's tokens, of which there are up to `tokens`."""
+
+    tokens: int
+    decodes: bool  # whether there may be any
+
+
+def bodies(token_sizes: Sequence[int]) -> list[Body]:
+    """All that are captured for these counts, the largest first."""
+    sizes = sorted(token_sizes, reverse=True)
+    everything = [Body(size, decodes) for size in sizes for decodes in (True, False)]
+    return [body for body in everything if body.decodes or most_chunks(body.tokens)]
+
+
 class MixedGraphs:
     """Steps of any sequences whose kernels are launched as two, or as one if nothing is drawn.
 
@@ -80,7 +96,7 @@ class MixedGraphs:
         self._residual = torch.empty((lines, config.hidden_size), dtype=dtype, device=device)
         self._answers = torch.empty(lines, dtype=torch.int32, device=device)
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._bodies: dict[int, torch.cuda.CUDAGraph] = {}
+        self._bodies: dict[Body, torch.cuda.CUDAGraph] = {}
         self._tails: dict[int, torch.cuda.CUDAGraph] = {}
         self._logits: dict[int, torch.Tensor] = {}  # where a tail leaves them
 
@@ -106,20 +122,21 @@ class MixedGraphs:
         place = self._words[: len(words)]
         draws = len(batch.sample_rows)
         logits = self._logits.get(self._draw_size(draws)) if draws else None
-        return CapturedStep(words[None], place, partial(self.replay, size, draws), logits)
+        replay = partial(self.replay, Body(size, batch.num_decodes > 0), draws)
+        return CapturedStep(words[None], place, replay, logits)
 
-    def replay(self, tokens: int, draws: int) -> torch.Tensor:
-        """Runs the step that `frame` holds in the graph of `tokens`; returns int32 [draws or more],
+    def replay(self, body: Body, draws: int) -> torch.Tensor:
+        """Runs the step that `frame` holds in the graph of `body`; returns int32 [draws or more],
         as `sample`, which the next replay overwrites."""
-        self._bodies[tokens].replay()
+        self._bodies[body].replay()
         if draws:
             self._tails[self._draw_size(draws)].replay()
         return self._answers
 
     @torch.inference_mode()
-    def run(self, tokens: int, draws: int) -> torch.Tensor:
+    def run(self, body: Body, draws: int) -> torch.Tensor:
         """The same as `replay`, kernel by kernel."""
-        self._run_body(tokens)
+        self._run_body(body)
         if draws:
             self._run_tail(self._draw_size(draws))
         return self._answers
@@ -129,16 +146,18 @@ class MixedGraphs:
     ) -> None:
         """Makes the graphs of some sizes, the largest first."""
         self._fill_with_pads()
-        for size in sorted(token_sizes, reverse=True):
-            self._bodies[size], _ = capture(partial(self._run_body, size))
+        for body in bodies(token_sizes):
+            self._bodies[body], _ = capture(partial(self._run_body, body))
         for size in sorted(draw_sizes, reverse=True):
             self._tails[size], logits = capture(partial(self._run_tail, size))
             self._logits[size] = borrowed(logits)
             del logits  # the next graph takes its memory
 
-    def _run_body(self, tokens: int) -> None:
+    def _run_body(self, body: Body) -> None:
         frame, ops, most = self.frame, self._model.ops, self._rows.max_model_len
-        sequences, chunks = min(self._most_sequences, tokens), most_chunks(tokens)
+        tokens, chunks = body.tokens, most_chunks(body.tokens)
+        sequences = min(self._most_sequences, tokens if body.decodes else chunks)
+        decodes = sequences if body.decodes else 0
         token_ids, positions = ops.step_tokens(
             self._rows.tokens,
             frame.rows[:sequences],
@@ -151,15 +170,15 @@ class MixedGraphs:
             token_ids=token_ids,
             positions=positions,
             slot_mapping=frame.slots[:tokens],
-            decode_rows=frame.rows[:sequences],
-            decode_context_lens=frame.decode_context_lens[:sequences],
+            decode_rows=frame.rows[:decodes],
+            decode_context_lens=frame.decode_context_lens[:decodes],
             prefill_rows=frame.chunk_rows[:chunks],
             prefill_context_lens=frame.chunk_context_lens[:chunks],
             prefill_starts=frame.chunk_starts[: chunks + 1],
             block_tables=self._rows.block_tables,
             sample_tokens=frame.sample_tokens[:sequences],
             max_context_len=most,
-            decode_context=min(sequences * most, MOST_CONTEXT),
+            decode_context=min(decodes * most, MOST_CONTEXT),
             decode_stream=self._side,
         )
         attended, residual = self._model.body(inputs, self._pool)

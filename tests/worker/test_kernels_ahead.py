@@ -18,7 +18,7 @@ from worker.decode_graphs import graph_sizes
 from worker.geometry import Geometry
 from worker.kernels_ahead import compile_kernels, two_layers
 from worker.kv_pool import KVPool
-from worker.mixed_graphs import token_sizes
+from worker.mixed_graphs import bodies, token_sizes
 from worker.model.llama import Llama
 from worker.step_inputs import StepInputs
 
@@ -65,7 +65,7 @@ def test_every_size_of_graph_and_the_largest_steps_go_through_two_layers(
     with caplog.at_level(logging.INFO):
         compile_kernels(model, geometry, True)
     largest = [STEP_TOKENS, ROWS]
-    graphs = [*sorted(token_sizes(STEP_TOKENS), reverse=True)]
+    graphs = [body.tokens for body in bodies(token_sizes(STEP_TOKENS))]
     decodes = [*sorted(graph_sizes(ROWS), reverse=True)]
     assert seen == [(2, tokens) for tokens in (*largest, *graphs, *decodes)]
     assert changes == [(torch.int32, torch.int64, torch.int32)]  # as Rows.apply

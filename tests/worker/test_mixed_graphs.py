@@ -23,7 +23,7 @@ from worker.batch import StepBatch
 from worker.graphs import graph_bytes
 from worker.ledger import Ledger
 from worker.mixed_frame import MixedFrame, pack_mixed
-from worker.mixed_graphs import MixedGraphs, most_chunks, token_sizes
+from worker.mixed_graphs import Body, MixedGraphs, bodies, most_chunks, token_sizes
 from worker.model.memory_profile import run_largest_steps
 from worker.runner import TorchRunner
 from worker.start import make_executor
@@ -106,6 +106,11 @@ def test_a_batch_of_many_short_chunks_runs_in_a_graph_of_more_tokens() -> None:
     assert graphs.size_for(batch_of([2] * 33, [5] * 33, [])) == 640
     assert graphs.size_for(batch_of([2] * 64, [5] * 64, [])) == 1024
     assert graphs.size_for(batch_of([2] * 65, [5] * 65, [])) is None
+
+
+def test_bodies_are_captured_with_decodes_and_without_the_largest_first() -> None:
+    assert bodies([16, 64]) == [(64, True), (64, False), (16, True), (16, False)]
+    assert bodies([1]) == [(1, True)]  # has no room for a chunk
 
 
 @pytest.mark.parametrize(("rows", "chunks"), [(6, 4), (7, 4)])
@@ -238,7 +243,7 @@ class Mixed:
             answers = step.replay()
             logits = logits if step.logits is None else step.logits
         else:
-            self.graphs._run_body(size)
+            self.graphs._run_body(Body(size, self.batch.num_decodes > 0))
             if draws:
                 logits = self.graphs._run_tail(self.graphs._draw_size(draws))
             answers = self.graphs._answers
@@ -324,9 +329,10 @@ def test_tokens_are_those_of_kernels_launched_one_by_one_and_the_oracles(
     assert runner._graphs is not None
     mixed, sizes = runner._graphs.mixed, []
     replay = mixed.replay
-    monkeypatch.setattr(mixed, "replay", lambda t, n: (sizes.append((t, n)), replay(t, n))[1])
+    monkeypatch.setattr(mixed, "replay", lambda b, n: (sizes.append((b, n)), replay(b, n))[1])
     answers, requests = serve(runner, seed)
-    assert len({tokens for tokens, _ in sizes}) > 5
+    assert len({body.tokens for body, _ in sizes}) > 5
+    assert {body.decodes for body, _ in sizes} == {True, False}
     assert len({draws for _, draws in sizes}) > 5
     assert answers == serve(runner_of(folder, "--no-cuda-graphs"), seed)[0]
     model = load_llama(folder, face="reference")
