@@ -28,6 +28,7 @@ from deploy.bench.bursts import Bursts, BurstTimes
 from deploy.bench.machine import machine
 from deploy.bench.profile.account import Account
 from deploy.bench.profile.first_token import FirstToken, requests_of_prompts
+from deploy.bench.profile.kernel_times import Wanted
 from deploy.bench.profile.picture import plot_timeline
 from deploy.bench.profile.steps import steady_decodes, steps_of_prompts
 from deploy.bench.profile.thread_times import spent_by_name, thread_times
@@ -148,7 +149,7 @@ def _send(
                 after, until = _cpu_times(worker), time.monotonic_ns()
                 loads.append(_Load(streams, since, until, before, after))
                 if not args.no_kernels:
-                    _profile_kernels(bursts, folder / "worker.kernels")
+                    _profile_kernels(bursts, folder / "worker.kernels", streams)
         progress.show("first tokens")
         user = Batch(1, args.prompt, vocab_size, 0, connections=1)
         with user.bursts(address, 1) as bursts:
@@ -157,10 +158,10 @@ def _send(
     return loads, prompts
 
 
-def _profile_kernels(bursts: Bursts, wanted: Path) -> None:
+def _profile_kernels(bursts: Bursts, wanted: Path, streams: int) -> None:
     """Sends until the worker has looked at enough steps. Raises RuntimeError if it never does."""
     written = wanted.with_suffix(".part")
-    written.write_text(str(_KERNEL_STEPS))
+    written.write_text(str(Wanted(_KERNEL_STEPS, streams)))
     written.rename(wanted)  # so that the worker never sees half of it
     give_up = time.monotonic() + _PATIENCE
     while wanted.exists():

@@ -2,37 +2,65 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from worker.step import CheckedStep
 
 _LOOK_EVERY = 16  # steps
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """So many steps, from the first on that decodes all `streams`."""
+
+    steps: int
+    streams: int
+
+    def __str__(self) -> str:
+        return f"{self.steps} {self.streams}"
+
+    @staticmethod
+    def parse(text: str) -> Wanted:
+        return Wanted(*map(int, text.split()))
+
+    def begins_with(self, step: CheckedStep) -> bool:
+        return len(step.rows) == self.streams and bool((step.query_lens == 1).all())
+
+
 class KernelTimes:
     """`before_step` is called before each step is launched, on the launching thread. Once there is
-    `wanted`, a file with a number in it, so many steps are profiled; `found` then has one more list
-    of a record for each kernel, and the file is gone."""
+    the file `path`, a `Wanted`, these steps are profiled; `found` then has one more list of a
+    record for each kernel, and the file is gone."""
 
-    def __init__(self, wanted: Path) -> None:
+    def __init__(self, path: Path) -> None:
         self.found: list[list[dict[str, float | str]]] = []
-        self._wanted = wanted
+        self._path = path
+        self._wanted: Wanted | None = None
         self._steps = 0
         self._left = 0
         self._count = 0
         self._profiler: Any = None
 
-    def before_step(self) -> None:
+    def before_step(self, step: CheckedStep) -> None:
         self._steps += 1
         if self._profiler is not None:
             self._left -= 1
             if self._left == 0:
                 self._end()
-        elif self._steps % _LOOK_EVERY == 0 and self._wanted.exists():
-            self._begin(int(self._wanted.read_text()))
+        elif self._wanted is not None:
+            if self._wanted.begins_with(step):
+                self._begin(self._wanted.steps)
+        elif self._steps % _LOOK_EVERY == 0 and self._path.exists():
+            self._wanted = Wanted.parse(self._path.read_text())
 
     def _begin(self, steps: int) -> None:
+        import torch
         from torch.profiler import ProfilerActivity, profile
 
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # the steps before are not to be among them
         self._left = self._count = steps
         self._profiler = profile(activities=[_activity(ProfilerActivity)])
         self._profiler.start()
@@ -52,7 +80,8 @@ class KernelTimes:
             times = [(event, event.self_cpu_time_total) for event in events]
         records = [self._record(event, us) for event, us in times if us]
         self.found.append(sorted(records, key=lambda record: -float(record["us_per_step"])))
-        self._wanted.unlink()
+        self._wanted = None
+        self._path.unlink()
 
     def _record(self, event: Any, us: float) -> dict[str, float | str]:
         return {

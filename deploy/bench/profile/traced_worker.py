@@ -1,8 +1,8 @@
 """`python -m deploy.bench.profile.traced_worker FILE WORKER_FLAGS`: the worker as it is, with the
 times of its steps written to FILE when it ends.
 
-Once there is a file FILE.kernels, torch's profiler looks at the next steps, as many as the number
-in it says.
+Once there is a file FILE.kernels, torch's profiler looks at the steps that it says
+(deploy/bench/profile/kernel_times.py).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TracedExecutor:
         self._executor.warm_up()
 
     def launch(self, step: CheckedStep) -> Sequence[Pending]:
-        self._kernels.before_step()
+        self._kernels.before_step(step)
         launching = time.monotonic_ns()
         pendings = self._executor.launch(step)
         launched = time.monotonic_ns()

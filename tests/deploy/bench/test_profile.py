@@ -15,6 +15,7 @@ from matplotlib.image import imread
 from deploy.bench.profile.__main__ import main
 from deploy.bench.profile.account import Account
 from deploy.bench.profile.first_token import FirstToken, requests_of_prompts
+from deploy.bench.profile.kernel_times import KernelTimes, Wanted
 from deploy.bench.profile.picture import plot_timeline
 from deploy.bench.profile.steps import Steps, steady_decodes, steps_of_prompts
 from deploy.bench.profile.thread_times import spent_by_name, thread_times
@@ -23,6 +24,8 @@ from deploy.bench.profile.traced_hub import COLUMNS as HUB
 from deploy.bench.profile.traced_scheduler import COLUMNS as SCHEDULER
 from deploy.bench.profile.traced_worker import COLUMNS as WORKER
 from tests.tiny_llama import tiny_llama
+from worker.runner import _scratch_step
+from worker.step import CheckedStep
 
 MS = 1_000_000
 
@@ -220,6 +223,24 @@ def test_a_threads_cpu_time_is_that_of_its_work() -> None:
         pass
     assert thread_times(getpid())[own] - before >= 0.04
     assert thread_times(2**22 + 1) == {}
+
+
+def test_kernels_are_those_of_steps_that_decode_every_stream(tmp_path: Path) -> None:
+    """Prompts take most of a batch's first steps, and what they launch is not what is asked for."""
+    wanted = tmp_path / "kernels"
+    wanted.write_text(str(Wanted(steps=3, streams=2)))
+    kernels, began = KernelTimes(wanted), []
+    prompt, one, two = step_of(7, 7), step_of(1), step_of(1, 1)
+    for step in [*[two] * 16, prompt, step_of(1, 7), one, *[two] * 4]:
+        kernels.before_step(step)
+        began.append(kernels._profiler is not None)
+    assert began == [False] * 19 + [True] * 3 + [False]
+    assert len(kernels.found) == 1
+    assert not wanted.exists()
+
+
+def step_of(*lens: int) -> CheckedStep:
+    return _scratch_step(list(lens), 16)
 
 
 def test_a_profile_of_a_small_model_on_this_cpu(
