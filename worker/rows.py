@@ -12,6 +12,7 @@ from worker.geometry import Geometry
 from worker.step import CheckedStep
 
 _ALIGNMENT = 4  # words: what kernels like of a pointer, 16 bytes
+_SETTINGS = 7  # words of a row's settings: its seed's two, temperature, penalties, prompt length
 
 
 class Rows:
@@ -44,26 +45,28 @@ class Rows:
 
     def changes(self, step: CheckedStep) -> dict[str, np.ndarray]:
         """The columns that `apply` wants on the device; none in a steady decode step."""
-        places, values = [], []
-        if len(step.new_rows):
-            rows = step.new_rows.tolist()
-            places.append(np.array(self._settings_at(rows), np.int64))
-            values += [
-                step.new_seeds.view(np.int32),
-                step.new_temperatures.view(np.int32),
-                step.new_penalties.reshape(-1).view(np.int32),
-                step.new_prompt_lens,
-            ]
-            width = self.tokens.shape[1]
-            places.append(self._tokens_at + _flat(step.token_rows, step.token_positions, width))
-            values.append(step.token_ids)
-        if len(step.block_rows):
-            width = self.block_tables.shape[1]
-            places.append(self._tables_at + _flat(step.block_rows, step.block_indices, width))
-            values.append(step.block_ids)
-        if not places:
+        new, blocks = len(step.new_rows), len(step.block_rows)
+        if not new and not blocks:
             return {}
-        return {"changed": np.concatenate(places), "changes": np.concatenate(values)}
+        tokens = len(step.token_rows) if new else 0
+        settings, size = _SETTINGS * new, _SETTINGS * new + tokens + blocks
+        changed, changes = np.empty(size, np.int64), np.empty(size, np.int32)
+        if new:
+            changed[:settings] = self._settings_at(step.new_rows.tolist())
+            changes[: 2 * new] = step.new_seeds.view(np.int32)
+            changes[2 * new : 3 * new] = step.new_temperatures.view(np.int32)
+            changes[3 * new : 6 * new] = step.new_penalties.reshape(-1).view(np.int32)
+            changes[6 * new : settings] = step.new_prompt_lens
+            part = slice(settings, settings + tokens)
+            width = self.tokens.shape[1]
+            _place(changed[part], self._tokens_at, step.token_rows, step.token_positions, width)
+            changes[part] = step.token_ids
+        if blocks:
+            part = slice(settings + tokens, size)
+            width = self.block_tables.shape[1]
+            _place(changed[part], self._tables_at, step.block_rows, step.block_indices, width)
+            changes[part] = step.block_ids
+        return {"changed": changed, "changes": changes}
 
     def _settings_at(self, rows: list[int]) -> list[int]:
         """Where the seeds of some rows lie, then their temperatures, penalties and prompt lens."""
@@ -82,5 +85,8 @@ class Rows:
         return self._words[start : start + size]
 
 
-def _flat(rows: np.ndarray, columns: np.ndarray, width: int) -> np.ndarray:
-    return rows.astype(np.int64) * width + columns
+def _place(out: np.ndarray, start: int, rows: np.ndarray, columns: np.ndarray, width: int) -> None:
+    """Writes int64 places in the words: of the columns of rows of `width` that begin at `start`."""
+    np.multiply(rows, width, out=out, dtype=np.int64)
+    out += columns
+    out += start
