@@ -1,4 +1,5 @@
-"""Time every op against its floor and the best library call: `python -m kernels.bench`."""
+"""Time every op against its floor and the best library call: `python -m kernels.bench`; or with
+`--power` see what binds large batches on a GPU."""
 
 import argparse
 
@@ -10,8 +11,18 @@ def main() -> None:
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="what to time (auto)"
     )
-    device = parser.parse_args().device
-    if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
+    parser.add_argument(
+        "--power", action="store_true", help="what the GPU draws, instead; needs nvidia-smi"
+    )
+    args = parser.parse_args()
+    device = args.device
+    if args.power:
+        from kernels.bench.power import bench_power
+
+        if not torch.cuda.is_available():
+            parser.error("--power needs a GPU")
+        bench_power()
+    elif device == "cuda" or (device == "auto" and torch.cuda.is_available()):
         from kernels.bench.gpu import bench_gpu
 
         bench_gpu()
