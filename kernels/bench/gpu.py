@@ -13,8 +13,8 @@ from kernels.bench.shape import LLAMA_1B, LLAMA_8B, Calls, Shape, paged
 L2_BYTES = 60 << 20
 
 
-def graph_us(calls: Calls) -> float:
-    """Median microseconds of one call, the calls in turn inside one CUDA graph."""
+def captured(calls: Calls) -> tuple[torch.cuda.CUDAGraph, int]:
+    """A CUDA graph of the calls in turn, several times over, and how many calls are in it."""
     for call in calls:
         call()
     torch.cuda.synchronize()
@@ -24,6 +24,12 @@ def graph_us(calls: Calls) -> float:
         for _ in range(repeats):
             for call in calls:
                 call()
+    return graph, repeats * len(calls)
+
+
+def graph_us(calls: Calls) -> float:
+    """Median microseconds of one call, the calls in turn inside one CUDA graph."""
+    graph, count = captured(calls)
     times = []
     for _ in range(12):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -32,7 +38,7 @@ def graph_us(calls: Calls) -> float:
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end))
-    return sorted(times)[len(times) // 2] * 1e3 / (repeats * len(calls))
+    return sorted(times)[len(times) // 2] * 1e3 / count
 
 
 def ceilings() -> tuple[float, float]:
@@ -72,9 +78,9 @@ class GpuBench:
         total = [0.0, 0.0]
         for name, (n, k, times) in shape.products.items():
             size = 2 * n * k
-            weights = [_randn(n, k) for _ in copies(size)]
+            weights = [randn(n, k) for _ in copies(size)]
             packed = [self.ops.pack_weight(w) for w in weights]
-            x = _randn(1, k)
+            x = randn(1, k)
             ours = [lambda x=x, w=w: self.ops.linear(x, w) for w in packed]
             library = [lambda x=x, w=w: linear(x, w) for w in weights]
             taken = self.row(f"{shape.name} linear {name} M=1", ours, library, size)
@@ -85,7 +91,7 @@ class GpuBench:
     def decode(self, shape: Shape, rows: int, context: int) -> tuple[float, float]:
         size = 4 * rows * context * shape.kv_heads * shape.head_dim
         scale = shape.head_dim**-0.5
-        q = _randn(rows, shape.heads, shape.head_dim)
+        q = randn(rows, shape.heads, shape.head_dim)
         cases = [paged(shape, rows, context, q.dtype, "cuda") for _ in copies(size)]
         # A step makes its plan once for all layers.
         plan = self.ops.plan_decode(cases[0][0], *cases[0][2:], rows * context)
@@ -95,7 +101,7 @@ class GpuBench:
             )
             for c in cases
         ]
-        dense = [_randn(2, rows, shape.kv_heads, context, shape.head_dim) for _ in cases]
+        dense = [randn(2, rows, shape.kv_heads, context, shape.head_dim) for _ in cases]
         library = [
             lambda kv=kv: scaled_dot_product_attention(q[:, :, None], *kv, enable_gqa=True)
             for kv in dense
@@ -104,11 +110,11 @@ class GpuBench:
         return self.row(name, ours, library, size)
 
     def prefill(self, shape: Shape, rows: int, length: int) -> None:
-        q = _randn(rows * length, shape.heads, shape.head_dim)
+        q = randn(rows * length, shape.heads, shape.head_dim)
         case = paged(shape, rows, length, q.dtype, "cuda")
         starts = (torch.arange(rows + 1, device="cuda") * length).int()
         scale = shape.head_dim**-0.5
-        dense = _randn(2, rows, shape.kv_heads, length, shape.head_dim)
+        dense = randn(2, rows, shape.kv_heads, length, shape.head_dim)
         heads = q.view(rows, length, shape.heads, shape.head_dim).transpose(1, 2)
         plan = self.ops.plan_prefill(
             case[0], *case[2:4], starts, case[4], shape.heads, rows * length
@@ -128,18 +134,18 @@ class GpuBench:
 
     def small(self, shape: Shape, tokens: int) -> None:
         ops, hidden, width = self.ops, shape.hidden, shape.intermediate
-        x, weight = _randn(tokens, hidden), _randn(hidden)
+        x, weight = randn(tokens, hidden), randn(hidden)
         self.row(
             f"{shape.name} rms_norm tokens={tokens}",
             [lambda: ops.rms_norm(x, weight, 1e-5)],
             [lambda: rms_norm(x, (hidden,), weight, 1e-5)], 4 * x.numel(),
         )  # fmt: skip
-        gate_up = _randn(tokens, 2 * width)
+        gate_up = randn(tokens, 2 * width)
         self.row(
             f"{shape.name} silu_and_mul tokens={tokens}", [lambda: ops.silu_and_mul(gate_up)],
             [lambda: silu(gate_up[:, :width]) * gate_up[:, width:]], 3 * gate_up.numel(),
         )  # fmt: skip
-        qkv = _randn(tokens, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
+        qkv = randn(tokens, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
         pools = paged(shape, 1, tokens + 64, qkv.dtype, "cuda")[:2]
         cos_sin = torch.randn(tokens, shape.head_dim, device="cuda")
         positions = torch.arange(tokens, dtype=torch.int32, device="cuda")
@@ -151,7 +157,7 @@ class GpuBench:
         )  # fmt: skip
 
     def sample(self, rows: int, vocab: int) -> None:
-        logits = [_randn(rows, vocab) for _ in copies(2 * rows * vocab)]
+        logits = [randn(rows, vocab) for _ in copies(2 * rows * vocab)]
         order = torch.arange(rows, device="cuda")
         tokens = torch.zeros((rows, rows), dtype=torch.int32, device="cuda")
         columns = (order.int(), order.int(), torch.ones(rows, device="cuda"), order, tokens)
@@ -163,7 +169,7 @@ class GpuBench:
 
     def extras(self, rows: int, vocab: int, context: int) -> None:
         """Penalties of every row, and 20 log-probabilities."""
-        logits = [_randn(rows, vocab) for _ in copies(2 * rows * vocab)]
+        logits = [randn(rows, vocab) for _ in copies(2 * rows * vocab)]
         lines = torch.arange(rows, device="cuda")
         order, sampled = lines.int(), torch.zeros_like(lines).int()
         tokens = torch.randint(vocab, (rows, context), dtype=torch.int32, device="cuda")
@@ -182,7 +188,7 @@ class GpuBench:
         )  # fmt: skip
 
 
-def _randn(*shape: int) -> torch.Tensor:
+def randn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
 

@@ -19,7 +19,7 @@ import torch
 from torch.nn.functional import linear
 
 from kernels import ops
-from kernels.bench.gpu import copies
+from kernels.bench.gpu import captured, copies, randn
 from kernels.bench.shape import LLAMA_1B, LLAMA_8B, Calls, Shape, paged
 
 _SECONDS, _SETTLED = 2.5, 1.5  # of a row; of these the last
@@ -86,15 +86,7 @@ class PowerMeter:
 
 def sustained(meter: PowerMeter, name: str, calls: Calls) -> tuple[float, float]:
     """Prints a row; returns (joules of a call, watts of the limit). The calls take turns."""
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    repeats = max(1, 24 // len(calls))
-    with torch.cuda.graph(graph):
-        for _ in range(repeats):
-            for call in calls:
-                call()
+    graph, count = captured(calls)
     start, spans = time.monotonic(), []
     while (now := time.monotonic()) < start + _SECONDS:
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -107,9 +99,7 @@ def sustained(meter: PowerMeter, name: str, calls: Calls) -> tuple[float, float]
     torch.cuda.synchronize()
     settled = start + _SECONDS - _SETTLED
     seconds = statistics.median(
-        before.elapsed_time(after) / 1e3 / (repeats * len(calls))
-        for at, before, after in spans
-        if at >= settled
+        before.elapsed_time(after) / 1e3 / count for at, before, after in spans if at >= settled
     )
     seen = meter.since(settled)
     print(f"{name:44} {1e6 * seconds:9.1f} {seen.watts:7.0f} {seen.mhz:7.0f} "
@@ -125,7 +115,7 @@ def bench_power() -> None:
         data = torch.randn(1 << 30, device="cuda")
         reading, limit = sustained(meter, "read 4 GiB", [data.sum])
         byte = reading / (4 * data.numel())
-        a, b = (_randn(_MATMUL, _MATMUL) for _ in range(2))
+        a, b = (randn(_MATMUL, _MATMUL) for _ in range(2))
         product, _ = sustained(
             meter, f"multiply {_MATMUL} x {_MATMUL} x {_MATMUL}", [lambda: a @ b]
         )
@@ -144,7 +134,7 @@ def bench_power() -> None:
 
 def _attention(shape: Shape) -> Calls:
     table, scale = ops("cuda"), shape.head_dim**-0.5
-    q = _randn(ROWS, shape.heads, shape.head_dim)
+    q = randn(ROWS, shape.heads, shape.head_dim)
     size = 4 * ROWS * CONTEXT * shape.kv_heads * shape.head_dim
     cases = [paged(shape, ROWS, CONTEXT, q.dtype, "cuda") for _ in copies(size)]
     plan = table.plan_decode(cases[0][0], *cases[0][2:], ROWS * CONTEXT)
@@ -157,13 +147,9 @@ def _attention(shape: Shape) -> Calls:
 def _products(shape: Shape) -> Calls:
     """Each call all of a layer's."""
     sizes = [(n, k) for n, k, times in shape.products.values() if times == shape.layers]
-    layers = [[_randn(n, k) for n, k in sizes] for _ in range(4)]
-    inputs = {k: _randn(ROWS, k) for _, k in sizes}
+    layers = [[randn(n, k) for n, k in sizes] for _ in range(4)]
+    inputs = {k: randn(ROWS, k) for _, k in sizes}
     return [
         lambda layer=layer: [linear(inputs[weight.shape[1]], weight) for weight in layer]
         for layer in layers
     ]
-
-
-def _randn(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
