@@ -296,6 +296,7 @@ def test_nothing_outlives_a_killed_launcher(launch: Callable[..., Launcher]) -> 
     children = launcher.children(recursive=True)
     running.process.kill()
     wait_for(lambda: all(is_gone(child) for child in children), "they ended")
+    assert [child.pid for child in children if not is_gone(child)] == []
 
 
 @pytest.mark.parametrize(("mode", "expected"), [(["serve"], 0), (["run", "--", "true"], 130)])
