@@ -11,7 +11,6 @@ from collections.abc import Iterable
 
 from nanoserve.v1 import worker_pb2
 from worker.answer import Answer
-from worker.executor import Executor
 from worker.geometry import Geometry
 from worker.log import start_logging
 from worker.recording import Entry, RecordingError, RecordingReader
@@ -66,7 +65,7 @@ class Replay:
         self._reader = reader
         self._entries = iter(reader)
         self.report = ReplayReport(reader.start)
-        self._executor: Executor = make_watched_executor(options, self._hung)
+        self._executor = make_watched_executor(options, self._hung)
         check_fits(reader.start.worker, self._executor.geometry)
         self._executor.warm_up()
         self._session = Session(
@@ -77,6 +76,12 @@ class Replay:
 
     def run(self) -> None:
         """Up to the file's end, or to a step that is fatal."""
+        try:
+            self._run()
+        finally:
+            self._executor.close()
+
+    def _run(self) -> None:
         for entry in self._entries:
             match entry.WhichOneof("entry"):
                 case "incarnation":

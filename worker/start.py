@@ -37,7 +37,7 @@ class StartError(Exception):
 
 def make_watched_executor(
     flags: argparse.Namespace, on_hang: Callable[[StepTimeout], object]
-) -> Executor:
+) -> WatchedExecutor:
     """As make_executor, and its steps are watched: `on_hang` gets a StepTimeout."""
     executor = make_executor(flags)
     timeout = _given(flags.step_timeout, DEFAULT_TIMEOUTS[executor.geometry.device])

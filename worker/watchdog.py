@@ -47,7 +47,8 @@ class Watchdog:
     """`timeout`: seconds that a watched piece of work may take. `on_hang` gets a StepTimeout and
     is to end the process with a status other than 0, as the timer in C does (with 1).
 
-    Not to be started before the warm-up is over: compiling is not hanging.
+    Not to be started before the warm-up is over: compiling is not hanging. A process has one at a
+    time, as it has one timer in C.
     """
 
     def __init__(self, timeout: float, on_hang: Callable[[StepTimeout], object]) -> None:
@@ -55,10 +56,16 @@ class Watchdog:
         self.timeout = timeout
         self._on_hang = on_hang
         self._since: dict[int, float] = {}  # by thread: when its work began, time.monotonic()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread and the timer; nothing may be watched any more."""
+        self._stopped.set()
+        self._thread.join()
 
     @contextmanager
     def watching(self) -> Generator[None, None, None]:
@@ -82,7 +89,9 @@ class Watchdog:
             faulthandler.dump_traceback_later(
                 self.timeout - oldest + grace, exit=True, file=sys.__stderr__
             )
-            time.sleep(min(_TICK_SECONDS, self.timeout / 4))
+            if self._stopped.wait(min(_TICK_SECONDS, self.timeout / 4)):
+                faulthandler.cancel_dump_traceback_later()
+                return
         faulthandler.cancel_dump_traceback_later()
         faulthandler.dump_traceback(file=sys.__stderr__)
         self._on_hang(
@@ -104,6 +113,10 @@ class WatchedExecutor:
     def warm_up(self) -> None:
         self._executor.warm_up()
         self._watchdog.start()
+
+    def close(self) -> None:
+        """Watches no longer; for a process that goes on after its last step."""
+        self._watchdog.stop()
 
     def launch(self, step: CheckedStep) -> Sequence[Pending]:
         with self._watchdog.watching():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,11 @@ def test_a_replay_without_flags_is_equal_and_shows_the_times(recording: Path) ->
     for name in ("median", "p90", "sum"):
         assert re.search(rf"^{name} +\d+\.\d{{3}} ms +\d+\.\d{{3}} ms$", done.stdout, re.M)
     assert len(re.findall(r"^step \d+( +\d+\.\d{3} ms){2} +\d+ +\d+$", done.stdout, re.M)) == 5
+
+
+def test_a_replay_that_is_over_leaves_no_watchdog(recording: Path) -> None:
+    replayed(recording)
+    assert "watchdog" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_one_changed_token_is_found_and_named(recording: Path, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import threading
-import time
 
 import grpc
 import pytest
@@ -58,12 +57,8 @@ class Clock:
         self.now, self._looks = 0.0, 0
 
     def monotonic(self) -> float:
+        self._looks += threading.current_thread().name == "watchdog"
         return self.now
-
-    def sleep(self, _seconds: float) -> None:
-        """Between two looks of the watchdog."""
-        self._looks += 1
-        time.sleep(0.001)
 
     def wait_for_looks(self) -> None:
         """Until the watchdog has looked once more at what is so."""
@@ -71,13 +66,31 @@ class Clock:
         wait_for(lambda: self._looks > before + 1, "it looks again")
 
 
-def test_only_work_that_takes_too_long_is_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Its timer would end this process, if the watchdog's thread did not run for a while.
-    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
-    hangs: list[StepTimeout] = []
-    hung = threading.Event()
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr("worker.watchdog.time", clock)
+    return clock
+
+
+@pytest.fixture
+def timers(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds for which the timer in C was wound up; it would end this process, if the
+    watchdog's thread did not run for a while. Emptied by whoever takes it off."""
+    wound_up: list[float] = []
+    monkeypatch.setattr(
+        faulthandler, "dump_traceback_later", lambda after, **_: wound_up.append(after)
+    )
+    monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", wound_up.clear)
+    return wound_up
+
+
+def test_only_work_that_takes_too_long_is_a_hang(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, timers: list[float]
+) -> None:
+    monkeypatch.setattr("worker.watchdog._TICK_SECONDS", 0.001)
+    hangs: list[StepTimeout] = []
+    hung = threading.Event()
     watchdog = Watchdog(1.0, lambda error: (hangs.append(error), hung.set()))
     watchdog.start()
     for _ in range(3):
@@ -91,21 +104,29 @@ def test_only_work_that_takes_too_long_is_a_hang(monkeypatch: pytest.MonkeyPatch
         assert hung.wait(SECONDS)
         assert watchdog.oldest() == 1.0
     assert str(hangs[0]) == "a step was not done within the step timeout of 1 s"
+    assert timers == []
 
 
 @pytest.mark.parametrize(("timeout", "seconds"), [(1.0, 2.0), (60.0, 66.0)])
 def test_the_timer_in_c_leaves_the_thread_time_to_say_why(
-    monkeypatch: pytest.MonkeyPatch, timeout: float, seconds: float
+    clock: Clock, timers: list[float], timeout: float, seconds: float
 ) -> None:
-    wound_up: list[float] = []
-    clock, hung = Clock(), threading.Event()
-    monkeypatch.setattr("worker.watchdog.time", clock)
-    later = "worker.watchdog.faulthandler.dump_traceback_later"
-    monkeypatch.setattr(later, lambda after, **_: wound_up.append(after))
-    watchdog = Watchdog(timeout, lambda _: hung.set())
+    watchdog = Watchdog(timeout, lambda _: None)
     watchdog.start()
-    wait_for(lambda: wound_up, "it looked")
+    wait_for(lambda: timers, "it looked")
     with watchdog.watching():
-        clock.now += timeout
-        assert hung.wait(SECONDS)
-    assert wound_up[0] == seconds
+        clock.now += timeout / 4
+        wait_for(lambda: timers[-1] != seconds, "it looks again")
+        assert timers[-1] == seconds - timeout / 4
+    assert timers[0] == seconds
+    watchdog.stop()
+
+
+def test_a_watchdog_that_is_stopped_takes_its_timer_with_it(timers: list[float]) -> None:
+    before = set(threading.enumerate())
+    watchdog = Watchdog(60.0, lambda _: None)
+    watchdog.start()
+    wait_for(lambda: timers, "it looked")
+    watchdog.stop()
+    assert timers == []
+    assert set(threading.enumerate()) <= before
