@@ -13,12 +13,14 @@ a kernel is in only, and for the machine's processor.
 # ruff: noqa: ARG001 - numba wants these parameters.
 
 import ctypes
+import fcntl
 import hashlib
 import logging
 import os
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -100,24 +102,48 @@ def has(*features: str) -> bool:
 
 # Without checks for a division by zero, which keep loops from being vectorized.
 inner = njit(error_model="numpy")
+
+
+def inner_of(kernel: str) -> Callable[[Any], Any]:
+    """As `inner`, for functions that are made anew for each of several kernels: they bear its name.
+    Else a process that loads two, kept by different ones, may take one's for the other's."""
+
+    def compiled(function: Any) -> Any:
+        function.__qualname__ = f"{kernel}.{function.__qualname__}"
+        return inner(function)
+
+    return compiled
+
+
 # The same, whose products and sums become fused; whether they do depends on the code alone.
 fused = njit(error_model="numpy", fastmath={"contract"})
 
 
-def _kept(compile: Callable[[bool], Any]) -> Any:
-    """What `compile(cache)` makes, with the cache if it serves: a full disk, or a file that a crash
-    of the machine cut off, costs time at each start and stops nobody."""
+def _kept(function: Any, compile: Callable[[bool], Any]) -> Any:
+    """What `compile(cache)` makes of the function, with the cache if it serves: a full disk, or a
+    file that a crash of the machine cut off, costs time at each start and stops nobody."""
     if _FOLDER is None:
         return compile(False)
-    try:
-        return compile(True)
-    except Exception as error:
-        log.warning(
-            "compiled kernels are not kept (%r): make room, or if there is some, remove %s",
-            error,
-            _FOLDER,
-        )
-        return compile(False)
+    with _one_at_a_time(f"{function.__module__}.{function.__qualname__}"):
+        try:
+            return compile(True)
+        except Exception as error:
+            log.warning(
+                "compiled kernels are not kept (%r): make room, or if there is some, remove %s",
+                error,
+                _FOLDER,
+            )
+            return compile(False)
+
+
+@contextmanager
+def _one_at_a_time(name: str) -> Generator[None, None, None]:
+    """Of all processes: the others wait and find what the first has kept, where there are locks."""
+    assert _FOLDER is not None
+    with ExitStack() as stack:
+        with suppress(OSError):
+            fcntl.flock(stack.enter_context((_FOLDER / f"{name}.lock").open("w")), fcntl.LOCK_EX)
+        yield
 
 
 class Kernel:
@@ -134,7 +160,8 @@ class Kernel:
     @cached_property
     def _compiled(self) -> Any:  # which lives as long as its address
         return _kept(
-            lambda cache: cfunc(_SIGNATURE, error_model="numpy", cache=cache)(self._function)
+            self._function,
+            lambda cache: cfunc(_SIGNATURE, error_model="numpy", cache=cache)(self._function),
         )
 
 
@@ -190,7 +217,10 @@ def _launch_kernel(function: int, threads: int, values: tuple[int, ...]) -> int:
 
 _LAUNCH_SIGNATURE = types.int64(types.int64, types.int64, types.UniTuple(types.int64, ARGUMENTS))
 # Without the interpreter's lock: attention over a long context takes a while.
-_launch = _kept(lambda cache: njit(_LAUNCH_SIGNATURE, nogil=True, cache=cache)(_launch_kernel))
+_launch = _kept(
+    _launch_kernel,
+    lambda cache: njit(_LAUNCH_SIGNATURE, nogil=True, cache=cache)(_launch_kernel),
+)
 
 
 def launch(entry: Kernel, items: int, work: int, *arguments: int) -> None:
@@ -263,7 +293,7 @@ def _run(launches: np.ndarray) -> None:
 
 
 run_launches = _kept(
-    lambda cache: njit(types.void(types.int64[:, ::1]), nogil=True, cache=cache)(_run)
+    _run, lambda cache: njit(types.void(types.int64[:, ::1]), nogil=True, cache=cache)(_run)
 )
 
 

@@ -1,4 +1,5 @@
-"""Products of the CPU face in bfloat16 by its own compiled kernel, where the processor can.
+"""Products of the CPU face in bfloat16 and float32 by its own compiled kernel, where the processor
+can.
 
 What stands before and behind a product is done with it: a step of a small model would else spend
 half its time in calls between them.
@@ -21,19 +22,22 @@ _CHUNK = 128  # rows of an item
 _NORMED = 1 << 14  # numbers that every thread normalizes for itself
 
 
-def choice() -> str | None:
-    """What multiplies on this processor: "amx" its tiles, "pairs" AVX512-BF16, "floats" fused
-    products and sums of AVX-512 or AVX2.
+def chosen() -> dict[torch.dtype, str]:
+    """What multiplies numbers of a dtype on this processor: bfloat16 "amx" by its tiles, "pairs" by
+    AVX512-BF16 or "floats" by fused products and sums of AVX-512 or AVX2, float32 "fp32" by these.
 
     An Intel core takes nearly twice as long for two products at once in AVX512-BF16 as for two
     fused ones; on AMD's a library multiplies bfloat16 so 2.3 times as fast as float32.
     """
+    names = {}
+    if has("avx2", "fma"):
+        names = {torch.bfloat16: "floats", torch.float32: "fp32"}
+    processor = config.CPU_NAME or llvmlite.binding.get_host_cpu_name()
+    if has("avx512bf16") and processor.startswith("znver"):
+        names[torch.bfloat16] = "pairs"
     if amx.is_available():
-        return "amx"
-    name = config.CPU_NAME or llvmlite.binding.get_host_cpu_name()
-    if has("avx512bf16") and name.startswith("znver"):
-        return "pairs"
-    return "floats" if has("avx2", "fma") else None
+        names[torch.bfloat16] = "amx"
+    return names
 
 
 def instructions(name: str) -> ModuleType:
@@ -41,15 +45,13 @@ def instructions(name: str) -> ModuleType:
     return import_module(f"kernels.cpu_product_{name}")
 
 
-_CHOICE = choice()
-INSTRUCTIONS = None if _CHOICE is None else instructions(_CHOICE)
+INSTRUCTIONS = {dtype: instructions(name) for dtype, name in chosen().items()}
 
 
 def takes(weight: torch.Tensor) -> bool:
-    """Whether the kernel multiplies by it: it has no code for what is left of a tile."""
+    """Whether a kernel multiplies by it: none has code for what is left of a tile."""
     n, k = weight.shape
-    fits = n % (2 * LINES) == 0 and k % DEPTH == 0
-    return weight.dtype == torch.bfloat16 and fits and INSTRUCTIONS is not None
+    return weight.dtype in INSTRUCTIONS and n % (2 * LINES) == 0 and k % DEPTH == 0
 
 
 def packed(weight: PackedWeight) -> bool:
@@ -58,8 +60,10 @@ def packed(weight: PackedWeight) -> bool:
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """weight [n, k] -> [n / 16, k / 32, 16, 16, 2]."""
+    """weight [n, k] -> bfloat16 [n / 16, k / 32, 16, 16, 2] or float32 [n / 16, k, 16]."""
     n, k = weight.shape
+    if weight.dtype == torch.float32:
+        return weight.detach().view(n // LINES, LINES, k).transpose(1, 2).contiguous()
     tiles = weight.detach().view(n // LINES, LINES, k // DEPTH, DEPTH // 2, 2)
     return tiles.permute(0, 2, 3, 1, 4).contiguous()
 
@@ -76,20 +80,21 @@ def multiply(
 ) -> torch.Tensor:
     """x [t, k] -> [t, n]: normalized before with a gain, plus a bias and a residual, and with
     `gated` the first half of the columns activated times the second half. In fp32 unless `rounded`.
-    Raises ValueError and TypeError for an x that is not of the weight's width, not bfloat16 or not
-    contiguous."""
+    Raises ValueError and TypeError for an x that is not of the weight's width, of another dtype or
+    not contiguous."""
     rows, k = x.shape
     if k != weight.in_features:
         raise ValueError(f"x has {k} columns, must have the weight's {weight.in_features}")
-    dtype, n = torch.bfloat16, weight.out_features // (2 if gated else 1)
+    dtype, n = weight.dtype, weight.out_features // (2 if gated else 1)
+    kernel = INSTRUCTIONS[dtype]
     out = empty((rows, n), dtype if rounded else torch.float32)
     if rows == 0:
         return out
     if gain is not None and x.numel() >= _NORMED:
         x, gain = rms_norm(x, gain, eps), None
-    columns = INSTRUCTIONS.most_columns(rows, n // LINES, torch.get_num_threads())
+    columns = kernel.most_columns(rows, n // LINES, torch.get_num_threads())
     launch(
-        INSTRUCTIONS.product,
+        kernel.product,
         -(-n // (LINES * columns)) * -(-rows // _CHUNK),
         weight.out_features * k,
         rows,

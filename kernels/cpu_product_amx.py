@@ -103,7 +103,7 @@ def _end() -> None:
     amx.release()
 
 
-_run = runner(_room_bytes, _lines, _multiply, _end)
+_run = runner(__name__, _room_bytes, _lines, _multiply, _end)
 
 
 @kernel

@@ -6,7 +6,7 @@ from kernels import vector
 from kernels.compiled import inner, kernel
 from kernels.cpu_numbers import BFLOAT16, widen
 from kernels.vector import FLOATS
-from kernels.vector_product import most_columns, run_by
+from kernels.vector_product import Method, most_columns, run_by
 
 __all__ = ["most_columns", "product"]
 
@@ -30,7 +30,7 @@ def _fill(x: int, k: int, out: int) -> None:
     widen(x, BFLOAT16, k, out)
 
 
-_run = run_by(_add, 4, _fill)
+_run = run_by(Method(__name__, _add, _fill, size=4))
 
 
 @kernel

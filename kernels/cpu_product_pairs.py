@@ -8,7 +8,7 @@ from numba.core import cgutils
 from kernels import vector
 from kernels.compiled import inner, kernel
 from kernels.vector import FLOATS, LANES
-from kernels.vector_product import most_columns, run_by
+from kernels.vector_product import Method, most_columns, run_by
 
 __all__ = ["most_columns", "product"]
 
@@ -47,7 +47,7 @@ def _fill(x: int, k: int, out: int) -> None:
         vector.store(out, i, vector.load(x, i))
 
 
-_run = run_by(_add, 2, _fill)
+_run = run_by(Method(__name__, _add, _fill, size=2))
 
 
 @kernel

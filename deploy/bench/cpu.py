@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     floors = _floors(rates, ModelSize.of(folder), args)
     print(
         f"this machine reads {rates.read_bytes / 1e9:.1f} GB/s and multiplies "
-        f"{rates.bf16_operations / 1e9:.0f} GFLOP/s in bfloat16"
+        f"{rates.bf16_operations / 1e9:.0f} GFLOP/s"
     )
     print(_table(report, floors))
     report |= {"machine": machine(), "rates": asdict(rates), "floors": floors}

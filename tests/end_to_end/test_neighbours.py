@@ -134,7 +134,7 @@ def test_smollm2s_tokens_are_the_same_alone_and_in_any_batch() -> None:
     works = some_work(32, vocab_size=49152, longest_prompt=40, longest_output=12)
     expected: list[Output] = []
     preemptions = []
-    for depth, chunk, blocks in [(1, 512, 6400), (2, 64, 54), (3, 20, 54)]:
+    for depth, chunk, blocks in [(1, 512, 6400), (2, 64, 80), (3, 20, 70)]:
         worker = ("--dtype", "float32", "--block-size", "1", "--num-blocks", str(blocks))
         scheduler = ("--pipeline-depth", str(depth), "--max-step-tokens", str(chunk))
         with running(model=fetch(), worker=worker, scheduler=scheduler) as servers:

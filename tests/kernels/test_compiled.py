@@ -2,20 +2,26 @@
 
 import ctypes
 import errno
+import fcntl
+import itertools
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 import torch
+from numba import cfunc
+from numba.core.bytecode import FunctionIdentity
 
 import kernels
 from kernels import compiled, cpu_numbers
-from kernels.compiled import inner
+from kernels.compiled import inner, inner_of
 from tests.kernels.cases import randn
+from tests.waiting import SECONDS
 
 OPS = kernels.ops("cpu", "cpu")
 
@@ -161,6 +167,29 @@ def no_room(*_: object) -> NoReturn:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+def test_a_process_waits_for_one_that_compiles_the_same_kernel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiled, "_FOLDER", tmp_path)
+    done: list[bool] = []
+
+    def compile_too() -> None:
+        entry = compiled.Kernel(_one)
+        assert result_of(entry) == 1
+        done.append(entry._compiled.cache_hits == 1)
+
+    with (tmp_path / f"{__name__}._one.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = threading.Thread(target=compile_too)
+        waiting.start()
+        kept = cfunc(compiled._SIGNATURE, error_model="numpy", cache=True)(_one)
+        assert kept.cache_hits == 0
+        assert not done
+    waiting.join(SECONDS)
+    assert done == [True]
+
+
 @pytest.mark.parametrize("trouble", ["a full disk", "a cut index", "cut code"])
 def test_kernels_run_whatever_is_wrong_with_what_is_kept(
     trouble: str,
@@ -180,6 +209,41 @@ def test_kernels_run_whatever_is_wrong_with_what_is_kept(
     (record,) = caplog.records
     assert "not kept" in record.getMessage()
     assert str(compiled._FOLDER) in record.getMessage()
+
+
+def _counter(kernel: str, value: int) -> Any:
+    """Too large to become a part of what calls it."""
+
+    @inner_of(kernel)
+    def count(n: int) -> int:
+        return value if n <= 0 else 3 * count(n - 1) + count(n - 2)
+
+    return count
+
+
+_count, _count_twice = _counter("count", 1), _counter("count twice", 2)
+
+
+def _counted(arguments: Any) -> None:
+    arguments[1] = _count(arguments[2] + 4)
+
+
+def _counted_twice(arguments: Any) -> None:
+    arguments[1] = _count_twice(arguments[2] + 4)
+
+
+def test_kernels_that_two_processes_keep_are_each_their_own_in_a_third(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
+    for is_kept in (False, True):
+        entries = []
+        for function in (_counted, _counted_twice):
+            # A process gives each function that it compiles a number.
+            monkeypatch.setattr(FunctionIdentity, "_unique_ids", itertools.count(10**6))
+            entries.append(compiled.Kernel(function))
+            assert entries[-1]._compiled.cache_hits == is_kept
+        assert [result_of(entry) for entry in entries] == [142, 284]
 
 
 def test_other_sources_have_another_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

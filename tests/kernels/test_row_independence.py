@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import kernels
-from kernels import cpu_linear, cpu_product
+from kernels import cpu_linear
 from tests.kernels import checks, instructions
 from tests.kernels.cases import Paged, paged, randn
 
@@ -13,16 +13,13 @@ BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f
 COUNTS = [*range(1, 35), 40, 63, 64, 65, 96, 100, 127, 128, 129, 200, 256, 300, 512, 513, 700]
 
 
-@pytest.fixture(params=["fp32", "oneDNN", *instructions.INSTRUCTIONS])
+@pytest.fixture(params=["oneDNN fp32", "oneDNN bf16", *instructions.INSTRUCTIONS])
 def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
-    """Of products: bfloat16 by all that multiplies it."""
-    if request.param == "fp32":
-        return torch.float32
-    if request.param == "oneDNN":
-        monkeypatch.setattr(cpu_product, "INSTRUCTIONS", None)
-    else:
-        instructions.use(request.param, monkeypatch)
-    return torch.bfloat16
+    """Of products, by all that multiplies it."""
+    if request.param.startswith("oneDNN"):
+        instructions.use_none(monkeypatch)
+        return torch.float32 if request.param.endswith("fp32") else torch.bfloat16
+    return instructions.use(request.param, monkeypatch)
 
 
 @pytest.mark.parametrize(

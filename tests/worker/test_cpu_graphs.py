@@ -15,7 +15,7 @@ from worker.cpu_graphs import MOST_DECODES, CpuGraphs
 from worker.model.llama import Llama
 
 pytestmark = pytest.mark.skipif(
-    cpu_product.INSTRUCTIONS is None, reason="no product of our own on this processor"
+    not cpu_product.INSTRUCTIONS, reason="no product of our own on this processor"
 )
 ROWS = MOST_DECODES + 2
 # Products of our own in every place, with biases, and norms apart from them at many rows.
@@ -28,9 +28,9 @@ CONFIG = {
 }
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Llama:
-    return load_llama(tiny_llama(tmp_path_factory.mktemp("tiny"), **CONFIG), torch.bfloat16)
+@pytest.fixture(scope="module", params=[torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+def llama(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Llama:
+    return load_llama(tiny_llama(tmp_path_factory.mktemp("tiny"), **CONFIG), request.param)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_only_decodes_that_all_sample_and_are_not_too_many_are_captured(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "face"), [(torch.float32, "auto"), (torch.bfloat16, "reference")]
+    ("dtype", "face"), [(torch.float16, "auto"), (torch.bfloat16, "reference")]
 )
 def test_a_model_whose_products_are_a_librarys_is_not_captured(
     tmp_path: Path, dtype: torch.dtype, face: str

@@ -109,12 +109,15 @@ def test_seeded_tokens_do_not_depend_on_neighbours_chunks_or_rows(
     assert other[0].output != runs[0][warm.request_id]
 
 
-@pytest.mark.skipif(cpu_product.INSTRUCTIONS is None, reason="no product of our own here")
-def test_a_cpus_captured_decodes_give_the_tokens_of_those_that_are_not(folder: Path) -> None:
+@pytest.mark.skipif(not cpu_product.INSTRUCTIONS, reason="no product of our own here")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_cpus_captured_decodes_give_the_tokens_of_those_that_are_not(
+    folder: Path, dtype: str
+) -> None:
     requests = random_requests(random.Random(3), 12, 256, 60)
     outputs = []
     for captures in (True, False):
-        worker, run = Worker(folder, dtype="bfloat16"), copies(requests)
+        worker, run = Worker(folder, dtype=dtype), copies(requests)
         graphs = worker.runner._cpu_graphs
         if not captures:
             worker.runner._cpu_graphs = None

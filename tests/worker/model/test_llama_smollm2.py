@@ -38,9 +38,7 @@ def prompts(folder: Path) -> list[list[int]]:
 
 
 def reference(folder: Path, dtype: torch.dtype) -> transformers.LlamaForCausalLM:
-    model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-    model.generation_config.eos_token_id = None
-    return model
+    return transformers.LlamaForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
 
 @pytest.fixture(scope="module")
@@ -55,32 +53,35 @@ def ours(folder: Path) -> Llama:
     return load_llama(folder)
 
 
-def reference_greedy(model: transformers.LlamaForCausalLM, prompts: list[list[int]]) -> list:
-    """Greedy tokens of all prompts as one batch, padded on the left."""
-    width = max(len(ids) for ids in prompts)
-    ids = torch.zeros((len(prompts), width), dtype=torch.int64)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.tensor(prompt)
-        mask[row, width - len(prompt) :] = 1
-    tokens = model.generate(
-        ids, attention_mask=mask, do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=0
-    )
-    return tokens[:, width:].tolist()
+@pytest.fixture(scope="module")
+def outputs(ours: Llama, prompts: list[list[int]]) -> list[list[int]]:
+    """Our greedy tokens."""
+    return greedy(ours, prompts, NEW_TOKENS, block_size=16)
 
 
-@torch.no_grad()
+def logits_of(
+    model: transformers.LlamaForCausalLM, rows: Sequence[Sequence[int]]
+) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return [model(torch.tensor([ids])).logits[0] for ids in rows]
+
+
+@pytest.fixture(scope="module")
+def their_logits(
+    theirs: transformers.LlamaForCausalLM, prompts: list[list[int]], outputs: list[list[int]]
+) -> list[torch.Tensor]:
+    """At each token of the prompts and of our outputs but the last."""
+    return logits_of(theirs, [ids + new[:-1] for ids, new in zip(prompts, outputs, strict=True)])
+
+
 def test_64_greedy_tokens_of_20_prompts_equal_transformers_in_fp32(
-    theirs: transformers.LlamaForCausalLM, ours: Llama, prompts: list[list[int]]
+    their_logits: list[torch.Tensor], prompts: list[list[int]], outputs: list[list[int]]
 ) -> None:
+    """After the same tokens the same is the most likely one, so theirs are the same throughout."""
     assert len(prompts) == 20
-    expected = reference_greedy(theirs, prompts)
-    assert all(len(tokens) == NEW_TOKENS for tokens in expected)
-    assert greedy(ours, prompts, NEW_TOKENS, block_size=16) == expected
-
-
-def logits_of(model: transformers.LlamaForCausalLM, prompts: list[list[int]]) -> torch.Tensor:
-    return torch.cat([model(torch.tensor([ids])).logits[0] for ids in prompts])
+    assert all(len(tokens) == NEW_TOKENS for tokens in outputs)
+    for ids, tokens, logits in zip(prompts, outputs, their_logits, strict=True):
+        assert tokens == logits[len(ids) - 1 :].argmax(-1).tolist()
 
 
 def played(model: Llama, prompts: list[list[int]]) -> torch.Tensor:
@@ -103,8 +104,8 @@ def test_fp32_logits_of_20_prompts_equal_transformers_within_1e_4(
     ours: Llama,
     prompts: list[list[int]],
 ) -> None:
-    exact = logits_of(reference(folder, torch.float64), prompts)
-    their, our = logits_of(theirs, prompts), played(ours, prompts)
+    exact = torch.cat(logits_of(reference(folder, torch.float64), prompts))
+    their, our = torch.cat(logits_of(theirs, prompts)), played(ours, prompts)
     assert our.shape == (sum(len(ids) for ids in prompts), theirs.config.vocab_size)
     # Other processors round otherwise: where transformers itself lies farther than 1e-4 from fp64,
     # ours may be as far.
@@ -232,11 +233,12 @@ def test_log_probabilities_are_those_of_transformers_logits_within_1e_4(
 
 @torch.no_grad()
 def test_bf16_errors_are_at_most_those_of_transformers_by_a_fifth(
-    folder: Path, theirs: transformers.LlamaForCausalLM, prompts: list[list[int]]
+    folder: Path, their_logits: list[torch.Tensor], prompts: list[list[int]]
 ) -> None:
-    some = [*prompts[:2], *prompts[-2:]]
-    exact = logits_of(theirs, some)
-    their = (logits_of(reference(folder, torch.bfloat16), some).float() - exact).abs()
+    chosen = (0, 1, -2, -1)
+    some = [prompts[i] for i in chosen]
+    exact = torch.cat([their_logits[i][: len(prompts[i])] for i in chosen])
+    their = (torch.cat(logits_of(reference(folder, torch.bfloat16), some)).float() - exact).abs()
     our = (played(load_llama(folder, torch.bfloat16), some) - exact).abs()
     print(f"max {our.max():.3f} / {their.max():.3f}, mean {our.mean():.4f} / {their.mean():.4f}")
     assert their.mean() > 1e-3  # the comparison is between roundings, not between zeros
