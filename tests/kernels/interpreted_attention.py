@@ -8,9 +8,9 @@ from kernels import attention_sizes, decode_plan, merge_splits, paged_attention_
 from kernels.attention_sizes import FEW, PACK_FROM, packed_heads
 from tests.kernels import checks
 from tests.kernels.cases import Paged, paged, randn, starts_of
-from tests.kernels.interpreter import patch_once_a_launch
+from tests.kernels.interpreter import hasten
 
-patch_once_a_launch()
+hasten()
 OPS = kernels.ops("cpu", "triton")
 FP32 = torch.float32
 SPLIT = 2 * attention_sizes.decode_tile(16, fp32=True)["TILE"]

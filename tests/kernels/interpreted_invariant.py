@@ -15,9 +15,9 @@ from kernels import (
 from kernels.invariant_attention_decode import PARTS
 from tests.kernels import checks, product_checks
 from tests.kernels.cases import error, randn
-from tests.kernels.interpreter import patch_once_a_launch
+from tests.kernels.interpreter import hasten
 
-patch_once_a_launch()
+hasten()
 OPS = kernels.ops("cpu", "triton", batch_invariant=True)
 FP32 = torch.float32
 

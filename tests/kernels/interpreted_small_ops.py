@@ -12,9 +12,9 @@ from kernels.sample import STRETCH
 from kernels.split_product import split_product
 from tests.kernels import checks, penalty_checks, product_checks
 from tests.kernels.cases import GUARD, error, randn
-from tests.kernels.interpreter import patch_once_a_launch
+from tests.kernels.interpreter import hasten
 
-patch_once_a_launch()
+hasten()
 OPS = kernels.ops("cpu", "triton")
 FP32 = torch.float32
 

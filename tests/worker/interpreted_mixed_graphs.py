@@ -12,7 +12,7 @@ import torch
 
 from kernels import linear, skinny_product
 from scheduler.link.encoder import encode_step
-from tests.kernels.interpreter import patch_once_a_launch
+from tests.kernels.interpreter import hasten
 from tests.player import greedy, load_llama
 from tests.tiny_llama import tiny_llama
 from tests.worker.toy_scheduler import ToyScheduler, random_requests
@@ -34,7 +34,7 @@ def few(x: torch.Tensor) -> bool:
 def main() -> None:
     """Every step of four random requests, decodes too, runs padded; greedy tokens equal the
     oracle's."""
-    patch_once_a_launch()
+    hasten()
     linear.few, skinny_product.multiprocessors = few, lambda _: 4
     temporary = tempfile.TemporaryDirectory()
     folder = tiny_llama(
