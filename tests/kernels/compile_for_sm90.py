@@ -2,24 +2,30 @@
 test_compiled_kernels.py in a process of its own.
 
 The launchers are called with their kernels' `run` replaced, so that shapes, tiles and warps are
-theirs. Prints one line per compiled kernel: name, type, head_dim if it has one, bytes of shared
-memory; and one per head_dim of which decode attention, or its merging, takes several heads to a
-program, once it is sure that these add as one alone does. Needs no GPU.
+theirs. A launch with a trait that its kernel was not yet compiled with is compiled to the end; the
+others, of other widths or with traits in other company, until their layouts and their shared memory
+are decided. Prints one line per launch: name, type, head_dim if it has one, bytes of shared memory;
+and one per head_dim of which decode attention, or its merging, takes several heads to a program,
+once it is sure that these add as one alone does. Needs no GPU.
 """
 
+import gc
 import importlib
 import pkgutil
 import re
 import sys
 from collections import Counter
 from functools import partial
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
+from triton._C.libtriton import ir, nvidia, passes
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, CompiledKernel
+from triton.backends.nvidia.compiler import get_ptx_version_from_options
+from triton.compiler import ASTSource, make_backend
 
 import kernels
 from kernels import invariant_ops, triton_ops
@@ -28,6 +34,7 @@ from kernels.add_bias import add_bias
 from kernels.attention_sizes import MERGE_SEVERAL_FROM, PACK_FROM
 from kernels.gemv import gemv
 from kernels.invariant_product import invariant_product
+from kernels.launch import next_power_of_2
 from kernels.linear import Unsummed
 from kernels.pdl import WAIT_AND_LET
 from kernels.sample import FEW_LINES
@@ -35,20 +42,32 @@ from kernels.shapes import TRITON_HEAD_DIMS
 from kernels.skinny_product import skinny_product
 from tests.kernels.sum_order import SumOrder, sum_order
 
+TARGET = GPUTarget("cuda", 90, 32)
+BACKEND = make_backend(TARGET)
 SHARED_MEMORY = 227 * 1024
 OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 TYPES = {
     torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64",
     torch.bool: "i1", int: "i32", float: "fp32",
 }  # fmt: skip
+# By these a kernel becomes other instructions, as by a flag; by other keywords it has other sizes.
+TRAITS = ("num_warps", "BLOCK_M", "TAKEN", "STRETCHES")
 HEADS, KV_HEADS = 32, 8
 # A thread's own sums, and those with other threads.
 MERGED_SUMS = re.compile(r"\b(add\.f32|shfl\.sync\.bfly\.b32)\b")
 
 
+class Compiled(NamedTuple):
+    ptx: str | None  # unless it was compiled to the end
+    shared: int  # bytes
+
+
 def kernels_of_package() -> dict[str, triton.JITFunction]:
+    folder = Path(kernels.__path__[0])
     names = [
-        name for _, name, is_package in pkgutil.iter_modules(kernels.__path__) if not is_package
+        name
+        for _, name, is_package in pkgutil.iter_modules(kernels.__path__)
+        if not is_package and "triton.jit" in (folder / f"{name}.py").read_text()
     ]
     modules = [importlib.import_module(f"kernels.{name}") for name in names]
     return {
@@ -65,7 +84,8 @@ def launch_attention(ops: ModuleType, head_dim: int, dtype: torch.dtype) -> None
     pool = torch.empty(1, 16, KV_HEADS, head_dim, dtype=dtype)
     table = torch.zeros(1, 32, dtype=torch.int32)
     context = {"scale": 0.125, "max_context_len": 512}
-    for sequences in (1, PACK_FROM, *([MERGE_SEVERAL_FROM] if head_dim == 64 else [])):
+    several = [MERGE_SEVERAL_FROM] if head_dim == 64 and dtype == torch.bfloat16 else []
+    for sequences in (1, PACK_FROM, *several):
         q = torch.empty(sequences, HEADS, head_dim, dtype=dtype)
         rows = torch.zeros(sequences, dtype=torch.int32)
         ops.paged_attention_decode(q, pool, pool, table, rows, rows, **context)
@@ -116,7 +136,9 @@ def launch_invariant_products(dtype: torch.dtype) -> None:
         for rows in counts:
             x, residual = (torch.empty(rows, n, dtype=dtype) for n in (k, 256))
             invariant_product(x, weight, gated=gated, residual=None if gated else residual)
-    invariant_product(x, weight, torch.empty(256, dtype=dtype), gated=True)
+    for rows in counts:
+        x, bias = torch.empty(rows, k, dtype=dtype), torch.empty(256, dtype=dtype)
+        invariant_product(x, weight, bias, gated=True)
 
 
 def launch_skinny_products(dtype: torch.dtype) -> None:
@@ -149,7 +171,7 @@ def launches(found: dict[str, triton.JITFunction]) -> list[tuple[str, tuple, dic
             launch_attention(triton_ops, head_dim, dtype)
         for head_dim in (64, 80):
             launch_rope(head_dim, dtype)
-        launch_attention(invariant_ops, 64, dtype)
+        launch_attention(invariant_ops, 64 if dtype == torch.bfloat16 else 32, dtype)
         launch_others(dtype)
         launch_invariant_products(dtype)
     launch_skinny_products(torch.bfloat16)
@@ -169,10 +191,7 @@ def _divides(parameter: Any, argument: object) -> bool:
     return isinstance(argument, torch.Tensor)
 
 
-def compile_one(kernel: triton.JITFunction, arguments: tuple, keywords: dict) -> CompiledKernel:
-    if "PDL" in keywords:  # as on a Hopper card
-        keywords = keywords | {"PDL": WAIT_AND_LET, "launch_pdl": True}
-    options = {name: value for name, value in keywords.items() if name in OPTIONS}
+def source_of(kernel: triton.JITFunction, arguments: tuple, keywords: dict) -> ASTSource:
     given = dict(zip(kernel.arg_names, arguments, strict=False)) | keywords
     signature, constants, attributes = {}, {}, {}
     for index, parameter in enumerate(kernel.params):
@@ -183,12 +202,53 @@ def compile_one(kernel: triton.JITFunction, arguments: tuple, keywords: dict) ->
             signature[name] = type_of(given[name])
             if _divides(parameter, given[name]):
                 attributes[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    assert ".target sm_90a" in compiled.asm["ptx"]
-    assert len(compiled.asm["cubin"]) > 0
-    assert compiled.metadata.shared <= SHARED_MEMORY, compiled.metadata.shared
-    return compiled
+    return ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+
+
+def traits_of(source: ASTSource, keywords: dict) -> set[tuple]:
+    """Head_dims of one padded width are alike, unless they fill it."""
+    types = tuple(source.signature.values())
+    traits = {(name, x) for name, x in keywords.items() if name in TRAITS or isinstance(x, bool)}
+    traits |= {types, (types, keywords.get("PACKED"))}
+    head_dim = keywords.get("HEAD_DIM", 1)
+    return traits | {(next_power_of_2(head_dim), head_dim == next_power_of_2(head_dim))}
+
+
+def compile_one(source: ASTSource, keywords: dict, *, whole: bool) -> Compiled:
+    """As `triton.compile`, but for a hash of all of Triton and what is kept in files."""
+    given = {name: value for name, value in keywords.items() if name in OPTIONS}
+    options = BACKEND.parse_options(given)
+    context = ir.context()
+    ir.load_dialects(context)
+    BACKEND.load_dialects(context)
+    generated = BACKEND.get_codegen_implementation(options), BACKEND.get_module_map()
+    module = source.make_ir(TARGET, options, *generated, context)
+    stages: dict[str, Any] = {}
+    BACKEND.add_stages(stages, options, source.language)
+    results: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
+    for name in stages if whole else ("ttir", "ttgir"):
+        module = results[name] = stages[name](module, metadata)
+    shared = metadata["shared"] if whole else shared_memory(module, options)
+    assert shared <= SHARED_MEMORY, shared
+    if not whole:
+        return Compiled(None, shared)
+    assert ".target sm_90a" in results["ptx"]
+    assert len(results["cubin"]) > 0
+    return Compiled(results["ptx"], shared)
+
+
+def shared_memory(module: Any, options: Any) -> int:
+    """Of a module whose layouts are decided; as the backend's next stage begins."""
+    manager = ir.pass_manager(module.context)
+    passes.ttgpuir.add_combine_tensor_select_and_if(manager)
+    passes.ttgpuir.add_allocate_warp_groups(manager, False)
+    passes.convert.add_scf_to_cf(manager)
+    passes.gluon.add_inliner(manager)
+    version = get_ptx_version_from_options(options, TARGET.arch)
+    nvidia.passes.ttgpuir.add_allocate_shared_memory_nv(manager, TARGET.arch, version)
+    manager.run(module, "shared_memory")
+    return module.get_int_attr("ttg.shared")
 
 
 def check_chains(order: SumOrder, dtype: str, keywords: dict) -> None:
@@ -205,21 +265,35 @@ def main() -> None:
     recorded = launches(found)
     if missing := set(found) - {name for name, _, _ in recorded}:
         sys.exit(f"no launch of {sorted(missing)}")
+    gc.disable()  # what a compiler makes lives to the end of a kernel or of the process
+    seen: dict[str, set[tuple]] = {name: set() for name in found}  # traits of what is whole
+    done = set[str]()
     alone: dict[tuple[str, int], SumOrder] = {}  # decode attention with one head to a program
     merged: dict[int, Counter[str]] = {}  # the sums of its merging, likewise
-    for name, arguments, keywords in recorded:
-        compiled = compile_one(found[name], arguments, keywords)
+    for name, arguments, given in recorded:
+        # As on a Hopper card.
+        hopper = {"PDL": WAIT_AND_LET, "launch_pdl": True} if "PDL" in given else {}
+        keywords = given | hopper
+        source = source_of(found[name], arguments, keywords)
+        if (form := f"{name} {source.hash()} {keywords}") in done:
+            continue
+        done.add(form)
+        traits = traits_of(source, keywords)
+        compiled = compile_one(source, keywords, whole=not traits <= seen[name])
         dtype, head_dim = type_of(arguments[0]).removeprefix("*"), keywords.get("HEAD_DIM", "")
-        print(name, dtype, head_dim, f"{compiled.metadata.shared} bytes of shared memory")
+        print(name, dtype, head_dim, f"{compiled.shared} bytes of shared memory")
+        if compiled.ptx is None:
+            continue
+        seen[name] |= traits
         if name == "decode_kernel":
-            order = sum_order(compiled.asm["ptx"])
+            order = sum_order(compiled.ptx)
             check_chains(order, dtype, keywords)
             assert alone.setdefault((dtype, head_dim), order).softmax == order.softmax, order
             if keywords["PACKED"] > 1:
                 print(name, dtype, head_dim, f"adds alike, {keywords['PACKED']} heads or one")
         if name == "merge_kernel":
             # Of few results a thread adds its own, by fma; of many one head is added at a time.
-            taken, sums = keywords["TAKEN"], Counter(MERGED_SUMS.findall(compiled.asm["ptx"]))
+            taken, sums = keywords["TAKEN"], Counter(MERGED_SUMS.findall(compiled.ptx))
             assert sums == merged.setdefault(head_dim, sums), keywords
             if taken > 1:
                 print(name, dtype, head_dim, f"adds alike, {taken} heads or one")
