@@ -5,7 +5,7 @@ import torch
 
 import kernels
 from kernels import attention_sizes, decode_plan, merge_splits, paged_attention_decode
-from kernels.attention_sizes import FEW, PACK_FROM, packed_heads
+from kernels.attention_sizes import FEW, MANY, PACK_FROM, packed_heads
 from tests.kernels import checks
 from tests.kernels.cases import Paged, paged, randn, starts_of
 from tests.kernels.interpreter import hasten
@@ -51,9 +51,13 @@ def test_contexts_at_the_splits_borders_equal_the_oracle() -> None:
     checks.check_attention(OPS, FP32, "cpu", contexts, [1, 2, 17, 3], (2, 1), 16, 16)
 
 
-def test_contexts_of_many_splits_equal_the_oracle() -> None:
-    contexts = [FEW * SPLIT, FEW * SPLIT + 1]
-    checks.check_attention(OPS, FP32, "cpu", contexts, [1, 1], (1, 1), 16, 64)
+@pytest.mark.parametrize("many", [FEW, MANY], ids=["in two steps", "in one"])
+def test_contexts_of_many_splits_equal_the_oracle(
+    many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merge_splits, "MANY", many)  # that are merged at a time
+    contexts = [FEW * SPLIT, FEW * SPLIT + 1, 2 * FEW * SPLIT]
+    checks.check_attention(OPS, FP32, "cpu", contexts, [1, 1, 1], (4, 1), 16, 64)
 
 
 def test_attention_is_written_where_it_is_asked_to() -> None:
