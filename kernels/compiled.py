@@ -19,11 +19,12 @@ import logging
 import os
 import struct
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import llvmlite.binding
 import numpy as np
@@ -40,6 +41,8 @@ ARGUMENTS = 18
 _SHARED_WORK = 1 << 14
 _FIRST = 1  # item 0 of the array counts the items that are taken
 _SLOTS = _FIRST + ARGUMENTS
+
+_PATIENCE_SECONDS = 60.0  # many times what the largest kernel takes
 
 _SIGNATURE = types.void(types.CPointer(types.int64))
 
@@ -102,6 +105,8 @@ def has(*features: str) -> bool:
 
 # Without checks for a division by zero, which keep loops from being vectorized.
 inner = njit(error_model="numpy")
+# The same, whose products and sums become fused; whether they do depends on the code alone.
+fused = njit(error_model="numpy", fastmath={"contract"})
 
 
 def inner_of(kernel: str) -> Callable[[Any], Any]:
@@ -113,10 +118,6 @@ def inner_of(kernel: str) -> Callable[[Any], Any]:
         return inner(function)
 
     return compiled
-
-
-# The same, whose products and sums become fused; whether they do depends on the code alone.
-fused = njit(error_model="numpy", fastmath={"contract"})
 
 
 def _kept(function: Any, compile: Callable[[bool], Any]) -> Any:
@@ -138,12 +139,24 @@ def _kept(function: Any, compile: Callable[[bool], Any]) -> Any:
 
 @contextmanager
 def _one_at_a_time(name: str) -> Generator[None, None, None]:
-    """Of all processes: the others wait and find what the first has kept, where there are locks."""
+    """Of all processes: the others wait and find what the first has kept. Not where there are no
+    locks, nor for one that stands still."""
     assert _FOLDER is not None
     with ExitStack() as stack:
         with suppress(OSError):
-            fcntl.flock(stack.enter_context((_FOLDER / f"{name}.lock").open("w")), fcntl.LOCK_EX)
+            file = stack.enter_context((_FOLDER / f"{name}.lock").open("w"))
+            until = time.monotonic() + _PATIENCE_SECONDS
+            while not _locked(file) and time.monotonic() < until:
+                time.sleep(0.01)
         yield
+
+
+def _locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class Kernel:

@@ -190,6 +190,17 @@ def test_a_process_waits_for_one_that_compiles_the_same_kernel(
     assert done == [True]
 
 
+def test_a_process_that_stands_still_as_it_compiles_stops_no_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiled, "_FOLDER", tmp_path)
+    monkeypatch.setattr(compiled, "_PATIENCE_SECONDS", 0.05)
+    with (tmp_path / f"{__name__}._one.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert result_of(compiled.Kernel(_one)) == 1
+
+
 @pytest.mark.parametrize("trouble", ["a full disk", "a cut index", "cut code"])
 def test_kernels_run_whatever_is_wrong_with_what_is_kept(
     trouble: str,
