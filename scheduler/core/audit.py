@@ -30,14 +30,16 @@ def check(ledger: Ledger, window: Window) -> None:
 def _check_free_list(ledger: Ledger) -> None:
     rule = "the free list holds each free block once, and never the scratch block"
     # The cached ones are free too, and in a list of their own.
-    free = np.append(ledger.allocator.free_blocks, ledger.allocator.cached_blocks)
-    if (free == SCRATCH_BLOCK).any():
+    free = np.concatenate([ledger.allocator.free_blocks, ledger.allocator.cached_blocks])
+    free.sort()
+    if np.count_nonzero(free == SCRATCH_BLOCK):
         fail(rule, "the scratch block is in it")
-    if len(np.unique(free)) != len(free):
+    if np.count_nonzero(free[1:] == free[:-1]):
         fail(rule, "a block is in it twice")
-    unreferenced = np.flatnonzero(ledger.allocator.references == 0)
-    expected = unreferenced[unreferenced != SCRATCH_BLOCK]
-    if not np.array_equal(np.sort(free), expected):
+    unreferenced = ledger.allocator.references == 0
+    unreferenced[SCRATCH_BLOCK] = False
+    expected = unreferenced.nonzero()[0]
+    if len(free) != len(expected) or np.count_nonzero(free != expected):
         blocks = np.setxor1d(free, expected)
         fail(rule, f"blocks {blocks.tolist()} are lost, or free and held at once")
 
@@ -45,11 +47,11 @@ def _check_free_list(ledger: Ledger) -> None:
 def _check_references(ledger: Ledger) -> None:
     rule = "a block's references are the tables that list it"
     tables = ledger.tables
-    listed = [tables.table(row) for row in range(ledger.rows.max_rows)]
-    counts = np.bincount(np.concatenate(listed), minlength=ledger.allocator.num_blocks)
+    listed = np.arange(tables.blocks.shape[1]) < tables.num_blocks[:, None]
+    counts = np.bincount(tables.blocks[listed], minlength=ledger.allocator.num_blocks)
     if counts[SCRATCH_BLOCK]:
         fail(rule, "a table lists the scratch block")
-    wrong = np.flatnonzero(counts != ledger.allocator.references)
+    wrong = (counts != ledger.allocator.references).nonzero()[0]
     if len(wrong):
         block = int(wrong[0])
         references = int(ledger.allocator.references[block])
@@ -60,13 +62,14 @@ def _check_tables(ledger: Ledger) -> None:
     rule = "a table holds the blocks of its row's tokens in the pool or in flight, or reserved"
     rows, tables = ledger.rows, ledger.tables
     tokens = np.maximum(rows.computed, rows.reserved)
-    needed = np.where(rows.live, -(-tokens // tables.block_size), 0)
-    wrong = np.flatnonzero(needed != tables.num_blocks)
+    needed = rows.live * -(-tokens // tables.block_size)
+    wrong = (needed != tables.num_blocks).nonzero()[0]
     if len(wrong):
         row = int(wrong[0])
         held = int(tables.num_blocks[row])
         fail(rule, f"row {row} needs {int(needed[row])} and holds {held}")
-    wrong = np.flatnonzero(rows.live & (rows.reserved != 0) & (rows.reserved != rows.limit - 1))
+    reserves = rows.live & (rows.reserved != 0)
+    wrong = (reserves & (rows.reserved != rows.limit - 1)).nonzero()[0]
     if len(wrong):
         row = int(wrong[0])
         reserved, limit = int(rows.reserved[row]), int(rows.limit[row])
@@ -76,18 +79,18 @@ def _check_tables(ledger: Ledger) -> None:
 def _check_rows(ledger: Ledger) -> None:
     rule = "a row has at most one request, and a request at most one row"
     rows = ledger.rows
-    for row in np.flatnonzero(rows.live):
-        request = rows.request[row]
+    live = rows.live.nonzero()[0]
+    for row, request in zip(live.tolist(), rows.request[live], strict=True):
         if request is None or request.row != row:
             fail(rule, f"row {row} is live, and its request says otherwise")
         if request.ended and not rows.held[row]:
             fail(rule, f"row {row} belongs to {request.request_id}, which has ended")
     owned = [r.row for r in ledger.by_handle.values() if r.row != NO_ROW]
     owned += _outliving(rows)
-    if sorted(owned) != np.flatnonzero(rows.live).tolist():
+    if sorted(owned) != live.tolist():
         fail(rule, f"requests have rows {sorted(owned)}, others are live")
-    if rows.num_live != int(rows.live.sum()):
-        fail(rule, f"{rows.num_live} rows are taken and {int(rows.live.sum())} are live")
+    if rows.num_live != len(live):
+        fail(rule, f"{rows.num_live} rows are taken and {len(live)} are live")
 
 
 def _check_waiting(ledger: Ledger) -> None:
@@ -112,14 +115,13 @@ def _check_waiting(ledger: Ledger) -> None:
 def _check_counts(ledger: Ledger) -> None:
     rule = "prompt <= accepted <= known <= limit, and computed < known"
     rows = ledger.rows
-    live = rows.live
     ordered = (
         (rows.prompt_len <= rows.accepted)
         & (rows.accepted <= rows.known)
         & (rows.known <= rows.limit)
         & (rows.computed < rows.known)
     )
-    wrong = np.flatnonzero(live & ~ordered)
+    wrong = (rows.live & ~ordered).nonzero()[0]
     if len(wrong):
         row = int(wrong[0])
         fail(
@@ -132,7 +134,8 @@ def _check_counts(ledger: Ledger) -> None:
 def _check_held(ledger: Ledger) -> None:
     rule = "a row is held from its request's last token until no other row runs"
     rows = ledger.rows
-    for row in np.flatnonzero(rows.held):
+    held = rows.held.nonzero()[0].tolist()
+    for row in held:
         request = rows.request[row]
         if not rows.live[row] or ledger.hold is Hold.NOTHING:
             fail(rule, f"row {row} is held, and is not live or the policy holds nothing")
@@ -143,13 +146,14 @@ def _check_held(ledger: Ledger) -> None:
     for request in ledger.by_handle.values():
         if request.verdict is not None and (request.row == NO_ROW or not rows.held[request.row]):
             fail(rule, f"{request.request_id} has its last token, and its row is not held")
-    if rows.held.any() and not (rows.live & ~rows.held).any():
-        fail(rule, f"rows {np.flatnonzero(rows.held).tolist()} are, and nobody runs")
+    if held and not (rows.live & ~rows.held).any():
+        fail(rule, f"rows {held} are, and nobody runs")
 
 
 def _outliving(rows: Rows) -> list[int]:
     """Held rows whose requests have ended."""
-    return [int(row) for row in np.flatnonzero(rows.live & rows.held) if rows.request[row].ended]
+    held = (rows.live & rows.held).nonzero()[0]
+    return [row for row in held.tolist() if rows.request[row].ended]
 
 
 def _check_in_flight(ledger: Ledger, window: Window) -> None:
@@ -160,12 +164,13 @@ def _check_in_flight(ledger: Ledger, window: Window) -> None:
     for step in window.steps:
         current = rows.generation[step.rows] == step.generations
         again = step.rows[current & step.rewrites]
-        if (rows.known[again] < rows.limit[again]).any():
+        if len(again) and (rows.known[again] < rows.limit[again]).any():
             fail(rule, f"step {step.step_id} rewrites a row that has not reached its limit")
-        np.add.at(in_flight, step.rows[current & ~step.rewrites], step.unanswered)
+        sampling = step.rows[current & ~step.rewrites]
+        in_flight += step.unanswered * np.bincount(sampling, minlength=rows.max_rows)
         for request in step.requests[~current]:
             late[request.handle] = late.get(request.handle, 0) + step.unanswered
-    wrong = np.flatnonzero(rows.live & (rows.known - rows.accepted != in_flight))
+    wrong = (rows.live & (rows.known - rows.accepted != in_flight)).nonzero()[0]
     if len(wrong):
         row = int(wrong[0])
         missing = int(rows.known[row] - rows.accepted[row])

@@ -19,36 +19,45 @@ def check_prefixes(ledger: Ledger, window: Window) -> None:
     """Raises AuditError at the first rule that does not hold. Of no use before the free list
     and the references are known to be right."""
     _check_known(ledger)
-    _check_holders(ledger)
-    _check_order(ledger)
-    _check_chains(ledger)
+    blocks, before = _some(ledger)
+    _check_holders(ledger, blocks, before)
+    _check_order(ledger, blocks, before)
+    final = ledger.allocator.kept | (ledger.allocator.references > 1)
+    _check_chains(ledger, final)
     _check_published(ledger)
-    _check_writes(ledger, window)
+    _check_writes(ledger, window, final)
 
 
 def _in_turn(ledger: Ledger, count: int, most: int) -> np.ndarray:
     """`most` of the indices below `count`, others after each step."""
-    start = ledger.totals.steps * most if count > most else 0
-    return np.arange(start, start + min(count, most)) % max(1, count)
+    if count <= most:
+        return np.arange(count)
+    start = ledger.totals.steps * most
+    return np.arange(start, start + most) % count
 
 
-def _some(ledger: Ledger) -> list[int]:
-    """Known blocks."""
-    by_block = ledger.sharing.cache.by_block
-    blocks = _in_turn(ledger, len(by_block), BLOCKS_AT_A_TIME).tolist()
-    return [block for block in blocks if by_block[block] != ROOT]
+def _some(ledger: Ledger) -> tuple[np.ndarray, np.ndarray]:
+    """Known blocks with one before them, and that one of each."""
+    cache = ledger.sharing.cache
+    blocks, before = [], []
+    for block in _in_turn(ledger, len(cache.by_block), BLOCKS_AT_A_TIME).tolist():
+        if cache.by_block[block] != ROOT and (prefix := cache.before(block)) != ROOT:
+            blocks.append(block)
+            before.append(cache.blocks[prefix])
+    return np.array(blocks, np.int64), np.array(before, np.int64)
 
 
 def _check_known(ledger: Ledger) -> None:
     rule = "a kept block is that of one known prefix"
     cache, kept = ledger.sharing.cache, ledger.allocator.kept
-    sizes = {len(cache.blocks), len(cache._prefixes), int(kept.sum())}
-    if len(sizes) > 1:
-        fail(rule, f"{kept.sum()} are kept, {len(cache.blocks)} have a prefix")
-    for block in _in_turn(ledger, len(cache.by_block), BLOCKS_AT_A_TIME).tolist():
+    num_kept = np.count_nonzero(kept)
+    if not num_kept == len(cache.blocks) == len(cache._prefixes):
+        fail(rule, f"{num_kept} are kept, {len(cache.blocks)} have a prefix")
+    blocks = _in_turn(ledger, len(cache.by_block), BLOCKS_AT_A_TIME)
+    for block, is_kept in zip(blocks.tolist(), kept[blocks].tolist(), strict=True):
         prefix = cache.by_block[block]
-        if (prefix != ROOT) is not bool(kept[block]):
-            fail(rule, f"block {block} is kept: {bool(kept[block])}, known: {prefix != ROOT}")
+        if (prefix != ROOT) is not is_kept:
+            fail(rule, f"block {block} is kept: {is_kept}, known: {prefix != ROOT}")
         if prefix == ROOT:
             continue
         if cache.blocks[prefix] != block or cache._prefixes.get(cache._keys[block]) != prefix:
@@ -57,44 +66,44 @@ def _check_known(ledger: Ledger) -> None:
             fail(rule, f"what the prefix of block {block} begins with is not known")
 
 
-def _check_holders(ledger: Ledger) -> None:
+def _check_holders(ledger: Ledger, blocks: np.ndarray, before: np.ndarray) -> None:
     rule = "whoever holds a prefix's block holds those before it"
-    references, cache = ledger.allocator.references, ledger.sharing.cache
-    for block in _some(ledger):
-        if (prefix := cache.before(block)) != ROOT:
-            before = cache.blocks[prefix]
-            if references[block] > references[before]:
-                fail(rule, f"block {block} has more holders than {before} before it")
+    references = ledger.allocator.references
+    wrong = (references[blocks] > references[before]).nonzero()[0]
+    if len(wrong):
+        block, first = blocks[wrong[0]], before[wrong[0]]
+        fail(rule, f"block {block} has more holders than {first} before it")
 
 
-def _check_order(ledger: Ledger) -> None:
+def _check_order(ledger: Ledger, blocks: np.ndarray, before: np.ndarray) -> None:
     rule = "a cached block is taken before those that its prefix begins with"
-    cache, cached = ledger.sharing.cache, ledger.allocator.cached_blocks
+    cached = ledger.allocator.cached_blocks
     place = np.full(ledger.allocator.num_blocks, len(cached))  # of others: after all of them
     place[cached] = np.arange(len(cached))
-    for block in _some(ledger):
-        if (prefix := cache.before(block)) != ROOT:
-            before = cache.blocks[prefix]
-            if place[block] > place[before]:
-                fail(rule, f"block {before} is taken before {block}, which begins with it")
+    wrong = (place[blocks] > place[before]).nonzero()[0]
+    if len(wrong):
+        block, first = blocks[wrong[0]], before[wrong[0]]
+        fail(rule, f"block {first} is taken before {block}, which begins with it")
 
 
-def _check_chains(ledger: Ledger) -> None:
+def _check_chains(ledger: Ledger, final: np.ndarray) -> None:
+    """`final`: the blocks that others know, bool [num_blocks]."""
     rule = "a row shares what has its own tokens, and only that"
-    sharing, tables, size = ledger.sharing, ledger.tables, ledger.tables.block_size
-    cache, allocator = sharing.cache, ledger.allocator
-    for row in np.flatnonzero(ledger.rows.live).tolist():
+    sharing, tables, cache = ledger.sharing, ledger.tables, ledger.sharing.cache
+    size, width = tables.block_size, tables.block_size * ledger.rows.tokens.itemsize
+    for row in ledger.rows.live.nonzero()[0].tolist():
         table, count = tables.table(row), int(sharing.published[row])
+        shared, data = table[:count].tolist(), ledger.rows.tokens[row, : count * size].tobytes()
         for index in _in_turn(ledger, count, BLOCKS_OF_A_ROW).tolist():
-            prefix = cache.by_block[table[index]]
+            prefix = cache.by_block[shared[index]]
             if prefix == ROOT:
                 continue  # it was withdrawn, and so were those behind it
-            before = cache.by_block[table[index - 1]] if index else ROOT
-            tokens = ledger.rows.tokens[row, index * size : (index + 1) * size].tobytes()
+            before = cache.by_block[shared[index - 1]] if index else ROOT
+            tokens = data[index * width : (index + 1) * width]
             if cache.longer(before, tokens) != prefix:
-                fail(rule, f"block {table[index]} of row {row} has other tokens than its own")
+                fail(rule, f"block {shared[index]} of row {row} has other tokens than its own")
         own = table[count:]
-        wrong = own[allocator.kept[own] | (allocator.references[own] > 1)]
+        wrong = own[final[own]]
         if len(wrong):
             fail(rule, f"row {row} may still write to blocks {wrong.tolist()}, which others know")
 
@@ -106,12 +115,12 @@ def _check_published(ledger: Ledger) -> None:
         return
     published = sharing.published * ledger.tables.block_size
     accepted = rows.accepted.copy()
-    for row in np.flatnonzero(rows.held).tolist():  # what else it has is nobody's
+    for row in rows.held.nonzero()[0].tolist():  # what else it has is nobody's
         accepted[row] = len(rows.request[row].tokens)
     ordered = (
         (published <= rows.written) & (rows.written <= rows.computed) & (rows.written <= accepted)
     )
-    wrong = np.flatnonzero(rows.live & ~ordered)
+    wrong = (rows.live & ~ordered).nonzero()[0]
     if len(wrong):
         row = int(wrong[0])
         fail(
@@ -121,12 +130,11 @@ def _check_published(ledger: Ledger) -> None:
         )
 
 
-def _check_writes(ledger: Ledger, window: Window) -> None:
+def _check_writes(ledger: Ledger, window: Window, final: np.ndarray) -> None:
+    """`final`: the blocks that are published or shared, bool [num_blocks]."""
     rule = "no step in flight writes to a block that is published or shared"
-    allocator = ledger.allocator
     for step in window.steps:
-        to_write = step.slots[len(step.answers) :]
-        blocks = np.unique(to_write // ledger.tables.block_size)
-        wrong = blocks[allocator.kept[blocks] | (allocator.references[blocks] > 1)]
+        blocks = step.slots[len(step.answers) :] // ledger.tables.block_size
+        wrong = blocks[final[blocks]]
         if len(wrong):
-            fail(rule, f"step {step.step_id} writes to {wrong.tolist()}")
+            fail(rule, f"step {step.step_id} writes to {np.unique(wrong).tolist()}")
