@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple
 
 import numpy as np
 
@@ -29,7 +29,7 @@ VOCAB = 97
 
 
 def next_token(
-    prefix: list[int], seed: int = 0, penalties: Penalties = NO_PENALTIES, prompt_len: int = 0
+    prefix: Sequence[int], seed: int = 0, penalties: Penalties = NO_PENALTIES, prompt_len: int = 0
 ) -> int:
     penalized = () if penalties == NO_PENALTIES else (*astuple(penalties), prompt_len)
     return hash((seed, *penalized, *prefix)) % VOCAB
@@ -46,8 +46,9 @@ def expected_tokens(
 
 def expected_logprobs(prefix: Sequence[int], token: int, top: int) -> Entry:
     """Ids and values of the token that comes after the prefix: its own, then the `top` ones."""
-    ids = [token, *((hash(tuple(prefix)) + i) % VOCAB for i in range(top))]
-    return ids, [-(hash((*prefix, i)) % 4096) / 256 for i in ids]
+    state = hash(tuple(prefix))
+    ids = [token, *((state + i) % VOCAB for i in range(top))]
+    return ids, [-(hash((state, i)) % 4096) / 256 for i in ids]
 
 
 class FakeRow:
@@ -153,24 +154,27 @@ class FakeWorker:
         told = plan.logprob_counts
         assert (told is None and not any(counts)) or told.tolist() == counts
         for sub_step, slots in enumerate(plan.slot_mapping.reshape(count, tokens)):
-            lens = plan.context_lens + sub_step
-            one = replace(plan, context_lens=lens, slot_mapping=slots, decode_steps=1)
-            self.unanswered.append(replace(self._forward(one), sub_step=sub_step))
+            self.unanswered.append(self._forward(plan, sub_step, slots.tolist()))
 
-    def _forward(self, plan: StepPlan) -> StepAnswer:
-        """One repetition."""
+    def _forward(self, plan: StepPlan, sub_step: int, slots: list[int]) -> StepAnswer:
+        """One repetition, which writes to `slots`."""
         tokens: list[int] = []
         bad: list[bool] = []
         logprobs: list[Entry | None] = []
         start = 0
-        for i, row in enumerate(plan.rows.tolist()):
-            length, context = int(plan.query_lens[i]), int(plan.context_lens[i])
+        for row, length, context, samples in zip(
+            plan.rows.tolist(),
+            plan.query_lens.tolist(),
+            (plan.context_lens + sub_step).tolist(),
+            plan.samples.tolist(),
+            strict=True,
+        ):
             state = self.rows[row]
             rewrites = (context, length) == (state.in_pool, 1)
             assert rewrites or context - length == state.in_pool
             for position, slot in zip(
                 range(context - length, context),
-                plan.slot_mapping[start : start + length].tolist(),
+                slots[start : start + length],
                 strict=True,
             ):
                 assert slot == self._slot(state, position)
@@ -179,7 +183,7 @@ class FakeWorker:
                 self.slots[slot] = (*prefix, state.tokens[position])
             start += length
             state.in_pool = context
-            if plan.samples[i]:
+            if samples:
                 assert context == len(state.tokens) - rewrites
                 token = self._sample(row)
                 # A rewrite samples the same token once more.
@@ -201,6 +205,7 @@ class FakeWorker:
             np.array(tokens, np.int32),
             non_finite,
             times,
+            sub_step=sub_step,
             logprobs=columns_of(logprobs),
         )
 
@@ -212,8 +217,7 @@ class FakeWorker:
         if name in self.script:
             prompt_len = self.prompt_lens[name]
             return self.script[name][state.in_pool - prompt_len]
-        prefix = list(self._prefix(state))
-        return next_token(prefix, state.seed, state.penalties, state.prompt_len)
+        return next_token(self._prefix(state), state.seed, state.penalties, state.prompt_len)
 
     def _slot(self, state: FakeRow, position: int) -> int:
         size = self.info.block_size
