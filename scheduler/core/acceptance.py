@@ -35,9 +35,9 @@ def accept(
     if held.any():
         _pass_over(ledger, rows[held], step.rewrites[held])
         bad = bad & ~held
-    for i in np.flatnonzero(bad):
+    for i in bad.nonzero()[0]:
         _fail_non_finite(ledger, step.requests[i], outbox, now)
-    for i in np.flatnonzero(~current & ~bad):
+    for i in (~current & ~bad).nonzero()[0]:
         logprobs = answer.logprobs and answer.logprobs.of(np.arange(len(rows)) == i)
         _accept_late(ledger, step.requests[i], int(tokens[i]), logprobs, outbox, now)
     good = current & ~held & ~bad
@@ -86,7 +86,7 @@ def _accept_running(
     rows.last_token_at[at] = now
     stopped = (rows.stop_ids[at] == tokens[:, None]).any(axis=1)
     full = accepted + 1 >= rows.limit[at]
-    for i in np.flatnonzero(stopped | full):
+    for i in (stopped | full).nonzero()[0]:
         _finish_at(ledger, rows.request[at[i]], int(tokens[i]), bool(stopped[i]), outbox, now)
 
 

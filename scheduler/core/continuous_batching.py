@@ -75,7 +75,7 @@ class ContinuousBatching:
             return []
         spare = ledger.allocator.num_free - rows.num_live
         if rows.num_live:
-            running = np.flatnonzero(rows.runnable)
+            running = rows.runnable.nonzero()[0]
             spare -= int(tables.missing(running, rows.known[running]).sum())
         admissible: list[Request] = []
         for request in ledger.waiting:
@@ -92,11 +92,12 @@ class ContinuousBatching:
 
 def _running(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     """The rows that may run: those one token behind, and prompts by arrival."""
-    running = np.flatnonzero(rows.runnable)
+    running = rows.runnable.nonzero()[0]
     behind = rows.known[running] - rows.computed[running]
     prompts = running[behind > 1]
-    return running[behind == 1], prompts[np.argsort(rows.order[prompts])]
+    return running[behind == 1], prompts[rows.order[prompts].argsort()]
 
 
 def _gaps(rows: Rows, of: np.ndarray) -> list[int]:
-    return [int(gap) for gap in rows.known[of] - rows.computed[of]]
+    gaps: list[int] = (rows.known[of] - rows.computed[of]).tolist()
+    return gaps

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import deque
 
-import numpy as np
-
 from scheduler.core.block_allocator import BlockAllocator
 from scheduler.core.block_table import BlockTables
 from scheduler.core.hold import Hold
@@ -115,7 +113,7 @@ class Ledger:
 
     def youngest_runnable(self, besides: int = NO_ROW) -> int:
         """The row to preempt first, not `besides`. Raises ValueError if none is runnable."""
-        rows = np.flatnonzero(self.rows.runnable)
+        rows = self.rows.runnable.nonzero()[0]
         rows = rows[rows != besides]
         return int(rows[self.rows.order[rows].argmax()])
 

@@ -44,8 +44,8 @@ class StaticBatching:
         if not rows.runnable.any():
             none = np.empty(0, np.int64)
             return Decision(none, none, [])
-        live = np.flatnonzero(rows.live)
-        live = live[np.argsort(rows.order[live])]
+        live = rows.live.nonzero()[0]
+        live = live[rows.order[live].argsort()]
         query_lens = np.ones(len(live), np.int64)
         beyond_one = rows.known[live] - rows.computed[live] - 1
         chunked = bool(beyond_one.any())
