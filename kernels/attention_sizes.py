@@ -12,6 +12,8 @@ QUERY_ROWS, LINE_BYTES = 16, 256
 # has rows of its own, and zeros beside them. (tests/kernels/sum_order.py reads that from what is
 # compiled for an H200.)
 PACK_FROM = 16
+# Likewise of a program of `kernels.hopper_attention_decode`.
+HOPPER_PACK_FROM = 64
 # Sequences from which on a program that merges partial results takes several heads.
 MERGE_SEVERAL_FROM = 128
 
@@ -30,6 +32,25 @@ def packed_heads(sequences: int, kv_heads: int, group: int, head_dim: int) -> in
     ):
         count *= 2
     return count
+
+
+def hopper_heads(sequences: int, kv_heads: int, group: int, head_dim: int) -> int:
+    """K/V heads of `group` query heads each that a program of `kernels.hopper_attention_decode`
+    takes. Two fill a register file's half."""
+    several = sequences >= HOPPER_PACK_FROM and head_dim <= 64 and group <= 8
+    return 2 if several and kv_heads % 2 == 0 else 1
+
+
+def hopper_ring(packed: int) -> dict[str, int]:
+    """Slots for tiles, and registers of a thread, of which there are 256: so that a multiprocessor
+    has two programs of several heads, or three of one."""
+    return {"SLOTS": 5, "maxnreg": 128} if packed > 1 else {"SLOTS": 4, "maxnreg": 80}
+
+
+def hopper_walkers(groups: int, packed: int) -> int:
+    """Programs of each group of K/V heads, at most: with more than a card holds at a time, those
+    that it starts as others end even out what items differ in."""
+    return -(-(512 if packed > 1 else 2048) // groups)
 
 
 def merged_heads(sequences: int, heads: int) -> int:

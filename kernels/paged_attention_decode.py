@@ -16,6 +16,7 @@ import triton.language as tl
 from kernels.attention_sizes import QUERY_ROWS, SPLIT, decode_tile, packed_heads
 from kernels.attention_tile import add_tile, load_blocks, load_lines
 from kernels.decode_plan import ITEM, DecodePlan, plan_decode
+from kernels.hopper_attention_decode import hopper_decode, takes
 from kernels.launch import INTERPRETED, is_fp32, next_power_of_2
 from kernels.merge_splits import merge_splits
 from kernels.pdl import follow, pdl_options
@@ -146,7 +147,6 @@ def paged_attention_decode(
     since they were written.
     """
     sequences, heads, head_dim = q.shape
-    _, block_size, kv_heads, _ = k_pool.shape
     out = torch.empty_like(q) if out is None else out
     if sequences == 0:
         return out
@@ -159,6 +159,33 @@ def paged_attention_decode(
     kept = (plan.capacity, heads) if split else (0, 0)
     partial = torch.empty((*kept, head_dim), dtype=torch.float32, device=q.device)
     stats = torch.empty((*kept, 2), dtype=torch.float32, device=q.device)
+    if takes(q, k_pool):
+        hopper_decode(
+            q, k_pool, v_pool, block_tables, plan, out, partial, stats, scale, early=early
+        )
+    else:
+        _decode(q, k_pool, v_pool, block_tables, plan, out, partial, stats, scale, early=early)
+    if split:
+        merge_splits(partial, stats, plan.first_items, context_lens, out)
+    return out
+
+
+def _decode(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    block_tables: torch.Tensor,
+    plan: DecodePlan,
+    out: torch.Tensor,
+    partial: torch.Tensor,
+    stats: torch.Tensor,
+    scale: float,
+    *,
+    early: bool,
+) -> None:
+    """As `kernels.hopper_attention_decode.hopper_decode`."""
+    sequences, heads, head_dim = q.shape
+    _, block_size, kv_heads, _ = k_pool.shape
     walkers = max(LEAST_WALKERS, WALKERS_PER_SEQUENCE * sequences)
     walkers = min(walkers, MOST_WALKERS, plan.capacity)
     group = heads // kv_heads
@@ -171,6 +198,3 @@ def paged_attention_decode(
         BLOCK_D=packed * next_power_of_2(head_dim), UPCAST=INTERPRETED, EARLY=early,
         **decode_tile(head_dim, is_fp32(q)), **pdl_options(sequences),
     )  # fmt: skip
-    if split:
-        merge_splits(partial, stats, plan.first_items, context_lens, out)
-    return out

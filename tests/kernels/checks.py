@@ -113,6 +113,26 @@ def check_attention(
     assert error(results[0][1], expected) < limit(dtype)
 
 
+def check_decode(
+    ops: Ops,
+    dtype: torch.dtype,
+    device: str,
+    context_lens: list[int],
+    heads: tuple[int, int],
+    head_dim: int,
+    block_size: int,
+) -> None:
+    """As `check_attention`, of decodes alone."""
+    q = randn(len(context_lens), heads[0], head_dim, dtype=dtype, device=device)
+    results = []
+    for poison in (float("nan"), 1e4):
+        case = paged(context_lens, heads[1], head_dim, block_size, dtype, device, poison)
+        results.append(decode(ops, q, case))
+    assert torch.equal(*results), "a slot past a context length moved an output"
+    expected = decode(op_table("cpu", "reference"), q.cpu(), _on_cpu(case))
+    assert error(results[0], expected) < limit(dtype)
+
+
 def check_slot_rectangle(
     ops: Ops, dtype: torch.dtype, device: str, context_lens: list[int], head_dim: int
 ) -> None:
@@ -196,14 +216,19 @@ def check_row_alone(
 
 
 def check_plan_of_many_layers(
-    ops: Ops, dtype: torch.dtype, device: str, context_lens: list[int], heads: tuple[int, int]
+    ops: Ops,
+    dtype: torch.dtype,
+    device: str,
+    context_lens: list[int],
+    heads: tuple[int, int],
+    head_dim: int = 16,
 ) -> None:
     """A plan with room to spare, made once, gives every layer the bits of a plan of its own. Where
     it holds no item lies what would lead a program astray."""
     hq, hk = heads
-    case = paged(context_lens, hk, 16, 16, dtype, device)
+    case = paged(context_lens, hk, head_dim, 16, dtype, device)
     tables = (case.block_tables, case.rows, case.context_lens)
-    q = randn(len(context_lens), hq, 16, dtype=dtype, device=device)
+    q = randn(len(context_lens), hq, head_dim, dtype=dtype, device=device)
     plan = ops.plan_decode(case.k_pool, *tables, 4 * sum(context_lens))
     count = int(plan.count)
     assert count < plan.capacity

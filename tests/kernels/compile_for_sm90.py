@@ -26,13 +26,17 @@ from triton._C.libtriton import ir, nvidia, passes
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptx_version_from_options
 from triton.compiler import ASTSource, make_backend
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 import kernels
 from kernels import invariant_ops, triton_ops
 from kernels import skinny_product as skinny
 from kernels.add_bias import add_bias
-from kernels.attention_sizes import MERGE_SEVERAL_FROM, PACK_FROM
+from kernels.attention_sizes import HOPPER_PACK_FROM, MERGE_SEVERAL_FROM, PACK_FROM
+from kernels.decode_plan import plan_decode
 from kernels.gemv import gemv
+from kernels.hopper_attention_decode import hopper_decode
 from kernels.invariant_product import invariant_product
 from kernels.launch import next_power_of_2
 from kernels.linear import Unsummed
@@ -45,7 +49,7 @@ from tests.kernels.sum_order import SumOrder, sum_order
 TARGET = GPUTarget("cuda", 90, 32)
 BACKEND = make_backend(TARGET)
 SHARED_MEMORY = 227 * 1024
-OPTIONS = ("num_warps", "num_stages", "launch_pdl")
+OPTIONS = ("num_warps", "num_stages", "launch_pdl", "maxnreg")
 TYPES = {
     torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64",
     torch.bool: "i1", int: "i32", float: "fp32",
@@ -55,6 +59,7 @@ TRAITS = ("num_warps", "BLOCK_M", "TAKEN", "STRETCHES")
 HEADS, KV_HEADS = 32, 8
 # A thread's own sums, and those with other threads.
 MERGED_SUMS = re.compile(r"\b(add\.f32|shfl\.sync\.bfly\.b32)\b")
+HOPPER_SUMS = re.compile(r"\b(wgmma\.mma_async\.\S*?k16|ex2\S+|shfl\.sync\.bfly\.b32)\b")
 
 
 class Compiled(NamedTuple):
@@ -67,7 +72,8 @@ def kernels_of_package() -> dict[str, triton.JITFunction]:
     names = [
         name
         for _, name, is_package in pkgutil.iter_modules(kernels.__path__)
-        if not is_package and "triton.jit" in (folder / f"{name}.py").read_text()
+        if not is_package
+        and re.search(r"@(triton|gluon)\.jit", (folder / f"{name}.py").read_text())
     ]
     modules = [importlib.import_module(f"kernels.{name}") for name in names]
     return {
@@ -91,6 +97,18 @@ def launch_attention(ops: ModuleType, head_dim: int, dtype: torch.dtype) -> None
         ops.paged_attention_decode(q, pool, pool, table, rows, rows, **context)
     starts = torch.zeros(2, dtype=torch.int32)
     ops.paged_attention_prefill(q[:1], pool, pool, table, rows[:1], starts, rows[:1], **context)
+
+
+def launch_hopper_attention(head_dim: int) -> None:
+    """One K/V head to a program, and several."""
+    pool = torch.empty(1, 16, KV_HEADS, head_dim, dtype=torch.bfloat16)
+    table = torch.zeros(1, 32, dtype=torch.int32)
+    stats = torch.empty(1, HEADS, 2)
+    for sequences in (1, HOPPER_PACK_FROM):
+        q = torch.empty(sequences, HEADS, head_dim, dtype=torch.bfloat16)
+        rows = torch.zeros(sequences, dtype=torch.int32)
+        plan = plan_decode(pool, table, rows, rows, 512)
+        hopper_decode(q, pool, pool, table, plan, q, q.float(), stats, 0.125, early=True)
 
 
 def launch_rope(head_dim: int, dtype: torch.dtype) -> None:
@@ -174,6 +192,8 @@ def launches(found: dict[str, triton.JITFunction]) -> list[tuple[str, tuple, dic
         launch_attention(invariant_ops, 64 if dtype == torch.bfloat16 else 32, dtype)
         launch_others(dtype)
         launch_invariant_products(dtype)
+    for head_dim in (64, 128):
+        launch_hopper_attention(head_dim)
     launch_skinny_products(torch.bfloat16)
     return recorded
 
@@ -181,6 +201,9 @@ def launches(found: dict[str, triton.JITFunction]) -> list[tuple[str, tuple, dic
 def type_of(argument: object) -> str:
     if isinstance(argument, torch.Tensor):
         return f"*{TYPES[argument.dtype]}"
+    if isinstance(argument, TensorDescriptor):
+        box = ", ".join(map(str, argument.block_shape))
+        return f"tensordesc<{TYPES[argument.base.dtype]}[{box}],{argument.layout!r}>"
     return TYPES[type(argument)]
 
 
@@ -202,7 +225,8 @@ def source_of(kernel: triton.JITFunction, arguments: tuple, keywords: dict) -> A
             signature[name] = type_of(given[name])
             if _divides(parameter, given[name]):
                 attributes[(index,)] = [["tt.divisibility", 16]]
-    return ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    source = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
+    return source(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
 
 
 def traits_of(source: ASTSource, keywords: dict) -> set[tuple]:
@@ -227,7 +251,7 @@ def compile_one(source: ASTSource, keywords: dict, *, whole: bool) -> Compiled:
     BACKEND.add_stages(stages, options, source.language)
     results: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
-    for name in stages if whole else ("ttir", "ttgir"):
+    for name in stages if whole else [n for n in ("ttir", "ttgir") if n in stages]:
         module = results[name] = stages[name](module, metadata)
     shared = metadata["shared"] if whole else shared_memory(module, options)
     assert shared <= SHARED_MEMORY, shared
@@ -270,6 +294,7 @@ def main() -> None:
     done = set[str]()
     alone: dict[tuple[str, int], SumOrder] = {}  # decode attention with one head to a program
     merged: dict[int, Counter[str]] = {}  # the sums of its merging, likewise
+    multiplied: dict[int, dict[str, float]] = {}  # those of a Hopper card's own, of a head
     for name, arguments, given in recorded:
         # As on a Hopper card.
         hopper = {"PDL": WAIT_AND_LET, "launch_pdl": True} if "PDL" in given else {}
@@ -291,6 +316,14 @@ def main() -> None:
             assert alone.setdefault((dtype, head_dim), order).softmax == order.softmax, order
             if keywords["PACKED"] > 1:
                 print(name, dtype, head_dim, f"adds alike, {keywords['PACKED']} heads or one")
+        if name == "hopper_decode_kernel":
+            # A head's queries are multiplied, weighed and added up as they are beside another's.
+            packed = keywords["PACKED"]
+            counts = {x: n / packed for x, n in Counter(HOPPER_SUMS.findall(compiled.ptx)).items()}
+            assert counts == multiplied.setdefault(head_dim, counts), keywords
+            assert counts["wgmma.mma_async.sync.aligned.m64n8k16"] > 0
+            if packed > 1:
+                print(name, dtype, head_dim, f"adds alike, {packed} heads or one")
         if name == "merge_kernel":
             # Of few results a thread adds its own, by fma; of many one head is added at a time.
             taken, sums = keywords["TAKEN"], Counter(MERGED_SUMS.findall(compiled.ptx))

@@ -27,4 +27,6 @@ def test_every_kernel_compiles_for_sm_90(tmp_path: Path) -> None:
     # So a row has the same bits beside few neighbours as beside many, whose heads are packed.
     for packed in ("bf16 32 adds alike, 4", "bf16 64 adds alike, 2", "fp32 64 adds alike, 2"):
         assert f"decode_kernel {packed} heads or one" in done.stdout
+    assert "hopper_decode_kernel bf16 64 adds alike, 2 heads or one" in done.stdout
+    assert "hopper_decode_kernel bf16 128 " in done.stdout
     assert "merge_kernel fp32 64 adds alike, 4 heads or one" in done.stdout

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 import kernels
+from kernels import hopper_attention_decode, paged_attention_decode
+from kernels.attention_sizes import HOPPER_PACK_FROM
 from tests.kernels import checks, penalty_checks, product_checks
 from tests.kernels.cases import Paged, randn
 
@@ -116,8 +118,62 @@ def test_a_decode_does_not_depend_on_its_neighbours(ops: kernels.Ops, head_dim: 
     checks.check_row_alone(ops, BF16, "cuda", [1 + 7 * i for i in range(150)], head_dim)
 
 
-def test_a_plan_made_once_serves_every_layer(ops: kernels.Ops) -> None:
-    checks.check_plan_of_many_layers(ops, BF16, "cuda", [20, 300, 512, 9000], (8, 8))
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+def test_a_plan_made_once_serves_every_layer(ops: kernels.Ops, head_dim: int) -> None:
+    checks.check_plan_of_many_layers(ops, BF16, "cuda", [20, 300, 512, 9000], (8, 8), head_dim)
+    many = [1 + 11 * i for i in range(90)]
+    checks.check_plan_of_many_layers(ops, BF16, "cuda", many, (8, 2), head_dim)
+
+
+HOPPER = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9,
+    reason="for Hopper cards",
+)
+
+
+@HOPPER
+@pytest.mark.parametrize(
+    ("heads", "block_size", "dtype"),
+    [
+        ((4, 4), 16, BF16), ((9, 3), 16, BF16), ((8, 1), 32, BF16), ((12, 1), 16, BF16),
+        ((32, 2), 64, BF16), ((8, 2), 8, BF16), ((8, 2), 128, torch.float16),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_decode_attention_of_a_hopper_card_equals_the_oracle(
+    ops: kernels.Ops, head_dim: int, heads: tuple[int, int], block_size: int, dtype: torch.dtype
+) -> None:
+    """With one K/V head to a program and, where there are two of 64, with several."""
+    few = [1, 63, 64, 65, 255, 256, 257, block_size, block_size + 1, 1000]
+    many = [1 + 7 * i % 700 for i in range(HOPPER_PACK_FROM + 3)]
+    for contexts in (few, many):
+        checks.check_decode(ops, dtype, "cuda", contexts, heads, head_dim, block_size)
+
+
+@HOPPER
+def test_a_hopper_cards_kernel_leaves_what_it_cannot_read_to_the_general_one(
+    ops: kernels.Ops,
+) -> None:
+    q = randn(1, 32, 64, dtype=BF16, device="cuda")
+    pool = randn(3, 16, 8, 64, dtype=BF16, device="cuda")
+    takes = hopper_attention_decode.takes
+    assert takes(q, pool)
+    assert not takes(q.float(), pool.float())
+    assert not takes(q[..., :32], pool[..., :32])
+    assert not takes(q, pool[:, :, :1])  # 32 queries of a K/V head
+    assert not takes(q, pool[:, :, ::2])
+    for block_size in (4, 24, 96):
+        assert not takes(q, randn(3, block_size, 8, 64, dtype=BF16, device="cuda"))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_general_kernel_equals_the_oracle_where_another_is_chosen(
+    ops: kernels.Ops, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paged_attention_decode, "takes", lambda *_: False)
+    checks.check_attention(ops, BF16, "cuda", CONTEXTS, QUERIES, (32, 8), head_dim, 16)
+    checks.check_row_alone(ops, BF16, "cuda", [1 + 7 * i for i in range(150)], head_dim)
 
 
 @BOTH
