@@ -47,10 +47,18 @@ def hopper_ring(packed: int) -> dict[str, int]:
     return {"SLOTS": 5, "maxnreg": 128} if packed > 1 else {"SLOTS": 4, "maxnreg": 80}
 
 
-def hopper_walkers(groups: int, packed: int) -> int:
-    """Programs of each group of K/V heads, at most: with more than a card holds at a time, those
-    that it starts as others end even out what items differ in."""
+def hopper_walkers(sequences: int, groups: int, packed: int) -> int:
+    """Programs of each group of K/V heads, at most. Few sequences have no more than a card holds at
+    a time. Of many, those that it starts as others end even out what items differ in."""
+    if sequences < HOPPER_PACK_FROM:
+        return -(-384 // groups)
     return -(-(512 if packed > 1 else 2048) // groups)
+
+
+def run_of(sequences: int) -> int:
+    """Splits that a program of `kernels.hopper_attention_decode` takes one after the other; what
+    has no more is merged there."""
+    return FEW if sequences >= MERGE_SEVERAL_FROM else 1
 
 
 def merged_heads(sequences: int, heads: int) -> int:

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma as multiply
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kernels.attention_sizes import SPLIT, hopper_heads, hopper_ring, hopper_walkers
+from kernels.attention_sizes import SPLIT, hopper_heads, hopper_ring, hopper_walkers, run_of
 from kernels.decode_plan import ITEM, DecodePlan
 from kernels.launch import next_power_of_2
 from kernels.pdl import pdl_options
@@ -45,7 +45,8 @@ def wait_for_kernel_before(PDL: gl.constexpr):
 def load_tiles(
     k_lines, v_lines, block_tables, items, count, tiles, filled, emptied, table_width, nowhere,
     GROUPS: gl.constexpr, PANELS: gl.constexpr, BLOCK_SIZE: gl.constexpr, SPLIT: gl.constexpr,
-    ITEM: gl.constexpr, SLOTS: gl.constexpr, EARLY: gl.constexpr, PDL: gl.constexpr,
+    ITEM: gl.constexpr, RUN: gl.constexpr, SLOTS: gl.constexpr, EARLY: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """What the loading warp does: keys, then values, of each item of this program."""
     PIECE: gl.constexpr = BLOCK_SIZE if BLOCK_SIZE < _TILE else _TILE  # lines of a copy
@@ -58,35 +59,44 @@ def load_tiles(
     for item in range(gl.program_id(0) // GROUPS, total_items, gl.num_programs(0) // GROUPS):
         entry = items + item * ITEM
         split, context, row = gl.load(entry + 1), gl.load(entry + 2), gl.load(entry + 3)
-        start = split * SPLIT
-        end = gl.minimum(start + SPLIT, context)
         table = block_tables + row.to(gl.int64) * table_width
-        lines = ()
-        for piece in gl.static_range(SPLIT // PIECE):
-            position = start + piece * PIECE
-            block = gl.load(table + position // BLOCK_SIZE, mask=position < end, other=0)
-            line = block * BLOCK_SIZE + position % BLOCK_SIZE
-            # The engine writes zeros for lines past the pool's end, and counts them as copied.
-            lines += (gl.where(position < end, line, nowhere),)
-        for values in gl.static_range(2):
-            for tile in gl.static_range(SPLIT // _TILE):
-                if start + tile * _TILE < end:
-                    if EARLY:
-                        newest = start + tile * _TILE + _TILE >= context
-                        if newest:  # is what the kernel before writes
-                            wait_for_kernel_before(PDL)
-                    slot = turn % SLOTS
-                    mbarrier.wait(emptied.index(slot), (turn // SLOTS + 1) & 1)
-                    mbarrier.expect(filled.index(slot), PANELS * _TILE * _TILE * 2)
-                    for piece in gl.static_range(PIECES):
-                        for panel in gl.static_range(PANELS):
-                            _copy(
-                                v_lines if values else k_lines,
-                                [lines[tile * PIECES + piece], first_column + panel * _TILE],
-                                filled.index(slot),
-                                tiles.index(slot * PANELS + panel).slice(piece * PIECE, PIECE),
-                            )
-                    turn += 1
+        for part in range(0, parts_of(split, context, SPLIT, RUN)):
+            start = (split + part) * SPLIT
+            end = gl.minimum(start + SPLIT, context)
+            lines = ()
+            for piece in gl.static_range(SPLIT // PIECE):
+                position = start + piece * PIECE
+                block = gl.load(table + position // BLOCK_SIZE, mask=position < end, other=0)
+                line = block * BLOCK_SIZE + position % BLOCK_SIZE
+                # The engine writes zeros for lines past the pool's end, and counts them as copied.
+                lines += (gl.where(position < end, line, nowhere),)
+            for values in gl.static_range(2):
+                for tile in gl.static_range(SPLIT // _TILE):
+                    tile_start = start + tile * _TILE
+                    if tile_start < end:
+                        if EARLY:
+                            newest = tile_start + _TILE >= context
+                            if newest:  # is what the kernel before writes
+                                wait_for_kernel_before(PDL)
+                        slot = turn % SLOTS
+                        mbarrier.wait(emptied.index(slot), (turn // SLOTS + 1) & 1)
+                        mbarrier.expect(filled.index(slot), PANELS * _TILE * _TILE * 2)
+                        for piece in gl.static_range(PIECES):
+                            for panel in gl.static_range(PANELS):
+                                _copy(
+                                    v_lines if values else k_lines,
+                                    [lines[tile * PIECES + piece], first_column + panel * _TILE],
+                                    filled.index(slot),
+                                    tiles.index(slot * PANELS + panel).slice(piece * PIECE, PIECE),
+                                )
+                        turn += 1
+
+
+@gluon.jit
+def parts_of(split, context, SPLIT: gl.constexpr, RUN: gl.constexpr):
+    """Splits that are taken with this one: the rest of its run if it is the first, or none."""
+    left = gl.maximum(gl.cdiv(context, SPLIT) - split, 1)
+    return gl.where(split % RUN == 0, gl.minimum(left, RUN), 0)
 
 
 @gluon.jit
@@ -120,8 +130,8 @@ def clear_lines(tile, lines_left, LAYOUT: gl.constexpr):
 def attend(
     q, out, partial, partial_stats, items, count, tiles, queries, weights, filled, emptied, scale,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, PACKED: gl.constexpr,
-    QUERIES: gl.constexpr, SPLIT: gl.constexpr, ITEM: gl.constexpr, SLOTS: gl.constexpr,
-    EARLY: gl.constexpr, PDL: gl.constexpr,
+    QUERIES: gl.constexpr, SPLIT: gl.constexpr, ITEM: gl.constexpr, RUN: gl.constexpr,
+    SLOTS: gl.constexpr, EARLY: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """What the multiplying warp group does, item by item."""
     GROUP: gl.constexpr = HEADS // KV_HEADS
@@ -153,90 +163,118 @@ def attend(
     while item < total_items:
         walkers = gl.num_programs(0) // GROUPS
         next_item = load_item(items, item + walkers, total_items, ITEM)
-        start = split * SPLIT
-        end = gl.minimum(start + SPLIT, context)
+        whole = context <= RUN * SPLIT
+        parts = parts_of(split, context, SPLIT, RUN)
         head_lines = (sequence.to(gl.int64) * HEADS + first_head) * HEAD_DIM
         for panel in gl.static_range(PANELS):
             member = (panel // WIDTH * GROUP + query_members)[:, None] * HEAD_DIM
             place = member + (panel % WIDTH * _TILE + query_dims)[None, :]
-            asked = (query_members < GROUP)[:, None]
+            asked = (query_members < GROUP)[:, None] & (parts > 0)
             query = gl.load(q + head_lines + place, mask=asked, other=0.0)
             queries.index(panel).store(query)
         fence_async_shared()
-        scores = ()  # of each tile, of each K/V head [positions, queries]
-        for tile in gl.static_range(TILES):
-            tile_scores = (unseen,) * PACKED
-            if start + tile * _TILE < end:
-                slot = turn % SLOTS
-                mbarrier.wait(filled.index(slot), turn // SLOTS & 1)
-                products = ()
-                for head in gl.static_range(PACKED):
-                    product = zeros
-                    for panel in gl.static_range(head * WIDTH, head * WIDTH + WIDTH):
-                        keys = tiles.index(slot * PANELS + panel)
-                        query_panel = queries.index(panel).permute((1, 0))
-                        product = multiply(keys, query_panel, product, is_async=True)
-                    products += (product,)
-                products = wait_for(products)
-                mbarrier.arrive(emptied.index(slot), count=1)
-                turn += 1
-                seen = (start + tile * _TILE + lines < end)[:, None]
-                tile_scores = ()
-                for head in gl.static_range(PACKED):
-                    tile_scores += (gl.where(seen, products[head], unseen),)
-            scores = scores + tile_scores
-        tops, totals = (), ()
-        for head in gl.static_range(PACKED):
-            highest = scores[head]
-            for tile in gl.static_range(1, TILES):
-                highest = gl.maximum(highest, scores[tile * PACKED + head])
-            top = gl.where(end > start, gl.max(highest, axis=0) * scale, 0.0)
-            total = zeros
+        tops = (gl.full([QUERIES], float("-inf"), gl.float32, layout=gl.SliceLayout(0, RESULT)),)
+        totals = (gl.full([QUERIES], 0.0, gl.float32, layout=gl.SliceLayout(0, RESULT)),) * PACKED
+        tops, sums = tops * PACKED, (zeros,) * PANELS
+        for part in range(0, parts):
+            start = (split + part) * SPLIT
+            end = gl.minimum(start + SPLIT, context)
+            scores = ()  # of each tile, of each K/V head [positions, queries]
             for tile in gl.static_range(TILES):
-                weight = gl.exp2(scores[tile * PACKED + head] * scale - top[None, :])
-                total += weight
-                kept = weights.index(tile * PACKED + head).permute((1, 0))
-                kept.store(weight.to(q.dtype.element_ty))
-            tops += (top,)
-            totals += (gl.sum(total, axis=0),)
-        fence_async_shared()
-        sums = (zeros,) * PANELS
-        for tile in gl.static_range(TILES):
-            tile_start = start + tile * _TILE
-            if tile_start < end:
-                slot = turn % SLOTS
-                mbarrier.wait(filled.index(slot), turn // SLOTS & 1)
-                if tile_start + _TILE > end:
+                tile_scores = (unseen,) * PACKED
+                if start + tile * _TILE < end:
+                    slot = turn % SLOTS
+                    mbarrier.wait(filled.index(slot), turn // SLOTS & 1)
+                    products = ()
+                    for head in gl.static_range(PACKED):
+                        product = zeros
+                        for panel in gl.static_range(head * WIDTH, head * WIDTH + WIDTH):
+                            keys = tiles.index(slot * PANELS + panel)
+                            query_panel = queries.index(panel).permute((1, 0))
+                            product = multiply(keys, query_panel, product, is_async=True)
+                        products += (product,)
+                    products = wait_for(products)
+                    mbarrier.arrive(emptied.index(slot), count=1)
+                    turn += 1
+                    seen = (start + tile * _TILE + lines < end)[:, None]
+                    tile_scores = ()
+                    for head in gl.static_range(PACKED):
+                        tile_scores += (gl.where(seen, products[head], unseen),)
+                scores += tile_scores
+            part_tops, part_totals = (), ()
+            for head in gl.static_range(PACKED):
+                highest = scores[head]
+                for tile in gl.static_range(1, TILES):
+                    highest = gl.maximum(highest, scores[tile * PACKED + head])
+                part_top = gl.where(end > start, gl.max(highest, axis=0) * scale, 0.0)
+                part_total = zeros
+                for tile in gl.static_range(TILES):
+                    weight = gl.exp2(scores[tile * PACKED + head] * scale - part_top[None, :])
+                    part_total += weight
+                    kept = weights.index(tile * PACKED + head).permute((1, 0))
+                    kept.store(weight.to(q.dtype.element_ty))
+                part_tops += (part_top,)
+                part_totals += (gl.sum(part_total, axis=0),)
+            fence_async_shared()
+            part_sums = (zeros,) * PANELS
+            for tile in gl.static_range(TILES):
+                tile_start = start + tile * _TILE
+                if tile_start < end:
+                    slot = turn % SLOTS
+                    mbarrier.wait(filled.index(slot), turn // SLOTS & 1)
+                    if tile_start + _TILE > end:
+                        for panel in gl.static_range(PANELS):
+                            clear_lines(tiles.index(slot * PANELS + panel), end - tile_start, VALUE)
+                        fence_async_shared()
+                    added = ()
                     for panel in gl.static_range(PANELS):
-                        clear_lines(tiles.index(slot * PANELS + panel), end - tile_start, VALUE)
-                    fence_async_shared()
-                added = ()
-                for panel in gl.static_range(PANELS):
-                    values = tiles.index(slot * PANELS + panel).permute((1, 0))
-                    weight_panel = weights.index(tile * PACKED + panel // WIDTH).permute((1, 0))
-                    added += (multiply(values, weight_panel, sums[panel], is_async=True),)
-                sums = wait_for(added)
-                mbarrier.arrive(emptied.index(slot), count=1)
-                turn += 1
-        real = members < GROUP
-        for panel in gl.static_range(PANELS):
-            total = totals[panel // WIDTH]
-            panel_heads = first_head + panel // WIDTH * GROUP + members
-            panel_dims = (panel % WIDTH * _TILE + lines)[:, None]
-            if context <= SPLIT:
-                result = sums[panel] / gl.where(total == 0.0, 1.0, total)[None, :]
-                target = (sequence.to(gl.int64) * HEADS + panel_heads)[None, :] * HEAD_DIM
-                result = result.to(out.dtype.element_ty)
-                gl.store(out + target + panel_dims, result, mask=real[None, :])
+                        values = tiles.index(slot * PANELS + panel).permute((1, 0))
+                        weight_panel = weights.index(tile * PACKED + panel // WIDTH).permute((1, 0))
+                        added += (multiply(values, weight_panel, part_sums[panel], is_async=True),)
+                    part_sums = wait_for(added)
+                    mbarrier.arrive(emptied.index(slot), count=1)
+                    turn += 1
+            if whole:
+                tops, totals, sums = merge(
+                    tops, totals, sums, part_tops, part_totals, part_sums, WIDTH
+                )
             else:
-                places = panel_heads.to(gl.int64) + item * HEADS
-                kept_lines = partial + places[None, :] * HEAD_DIM + panel_dims
-                gl.store(kept_lines, sums[panel], mask=real[None, :])
-                if panel % WIDTH == 0:
-                    gl.store(partial_stats + places * 2, tops[panel // WIDTH], mask=real)
-                    gl.store(partial_stats + places * 2 + 1, total, mask=real)
+                for panel in gl.static_range(PANELS):
+                    panel_heads = first_head + panel // WIDTH * GROUP + members
+                    panel_dims = (panel % WIDTH * _TILE + lines)[:, None]
+                    places = panel_heads.to(gl.int64) + (item + part) * HEADS
+                    kept_lines = partial + places[None, :] * HEAD_DIM + panel_dims
+                    gl.store(kept_lines, part_sums[panel], mask=(members < GROUP)[None, :])
+                    if panel % WIDTH == 0:
+                        kept_stats, real = partial_stats + places * 2, members < GROUP
+                        gl.store(kept_stats, part_tops[panel // WIDTH], mask=real)
+                        gl.store(kept_stats + 1, part_totals[panel // WIDTH], mask=real)
+        if whole & (parts > 0):
+            for panel in gl.static_range(PANELS):
+                total = totals[panel // WIDTH]
+                result = sums[panel] / gl.where(total == 0.0, 1.0, total)[None, :]
+                heads_of_panel = first_head + panel // WIDTH * GROUP + members
+                target = (sequence.to(gl.int64) * HEADS + heads_of_panel)[None, :] * HEAD_DIM
+                target += (panel % WIDTH * _TILE + lines)[:, None]
+                result = result.to(out.dtype.element_ty)
+                gl.store(out + target, result, mask=(members < GROUP)[None, :])
         item += walkers
         sequence, split, context = next_item
+
+
+@gluon.jit
+def merge(tops, totals, sums, part_tops, part_totals, part_sums, WIDTH: gl.constexpr):
+    """Of each K/V head, with one split more; as `kernels.merge_splits.add_part`, bit for bit."""
+    new_tops, new_totals, new_sums = (), (), ()
+    for head in gl.static_range(len(tops)):
+        top = gl.maximum(tops[head], part_tops[head])
+        old, new = gl.exp2(tops[head] - top), gl.exp2(part_tops[head] - top)
+        new_tops += (top,)
+        new_totals += (gl.fma(part_totals[head], new, totals[head] * old),)
+        for panel in gl.static_range(head * WIDTH, head * WIDTH + WIDTH):
+            scaled = sums[panel] * old[None, :]
+            new_sums += (gl.fma(part_sums[panel], new[None, :], scaled),)
+    return new_tops, new_totals, new_sums
 
 
 @gluon.jit
@@ -244,8 +282,9 @@ def hopper_decode_kernel(
     q, k_lines, v_lines, block_tables, items, count, out, partial, partial_stats,
     scale, table_width, nowhere,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr, SPLIT: gl.constexpr, ITEM: gl.constexpr, PACKED: gl.constexpr,
-    QUERIES: gl.constexpr, SLOTS: gl.constexpr, EARLY: gl.constexpr, PDL: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr, SPLIT: gl.constexpr, ITEM: gl.constexpr, RUN: gl.constexpr,
+    PACKED: gl.constexpr, QUERIES: gl.constexpr, SLOTS: gl.constexpr, EARLY: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     PANELS: gl.constexpr = PACKED * HEAD_DIM // _TILE
     element: gl.constexpr = q.dtype.element_ty
@@ -265,8 +304,8 @@ def hopper_decode_kernel(
                 attend,
                 (
                     q, out, partial, partial_stats, items, count, tiles, queries, weights, filled,
-                    emptied, scale, HEADS, KV_HEADS, HEAD_DIM, PACKED, QUERIES, SPLIT, ITEM, SLOTS,
-                    EARLY, PDL,
+                    emptied, scale, HEADS, KV_HEADS, HEAD_DIM, PACKED, QUERIES, SPLIT, ITEM, RUN,
+                    SLOTS, EARLY, PDL,
                 ),
             ),
             (
@@ -274,7 +313,7 @@ def hopper_decode_kernel(
                 (
                     k_lines, v_lines, block_tables, items, count, tiles, filled, emptied,
                     table_width, nowhere, KV_HEADS // PACKED, PANELS, BLOCK_SIZE, SPLIT, ITEM,
-                    SLOTS, EARLY, PDL,
+                    RUN, SLOTS, EARLY, PDL,
                 ),
             ),
         ],
@@ -322,18 +361,19 @@ def hopper_decode(
     *,
     early: bool,
 ) -> None:
-    """Writes the lines of `out` [s, h, d] that have one split, and of the others what
-    `kernels.merge_splits` merges. `early`: another kernel was launched since plan and block tables
-    were written."""
+    """Writes the lines of `out` [s, h, d] that have no more splits than `run_of` the sequences, and
+    of the others what `kernels.merge_splits` merges. `early`: another kernel was launched since
+    plan and block tables were written."""
     sequences, heads, head_dim = q.shape
     blocks, block_size, kv_heads, _ = k_pool.shape
     packed = hopper_heads(sequences, kv_heads, heads // kv_heads, head_dim)
     groups = kv_heads // packed
-    walkers = min(plan.capacity, hopper_walkers(groups, packed))
+    walkers = min(plan.capacity, hopper_walkers(sequences, groups, packed))
     hopper_decode_kernel[(walkers * groups,)](
         q, _lines(k_pool), _lines(v_pool), block_tables, plan.items, plan.count, out, partial,
         stats, scale * math.log2(math.e), block_tables.shape[1], blocks * block_size,
         HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, SPLIT=SPLIT,
-        ITEM=ITEM, PACKED=packed, QUERIES=max(8, next_power_of_2(heads // kv_heads)), EARLY=early,
-        num_warps=4, **hopper_ring(packed), **pdl_options(sequences),
+        ITEM=ITEM, RUN=run_of(sequences), PACKED=packed,
+        QUERIES=max(8, next_power_of_2(heads // kv_heads)), EARLY=early, num_warps=4,
+        **hopper_ring(packed), **pdl_options(sequences),
     )  # fmt: skip

@@ -11,15 +11,15 @@ from kernels.pdl import follow, pdl_options
 @triton.jit(do_not_specialize_on_alignment=["context_lens"])
 def merge_kernel(
     partial, partial_stats, first_items, context_lens, out,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SPLIT: tl.constexpr, TAKEN: tl.constexpr,
-    FEW: tl.constexpr, MANY: tl.constexpr, PDL: tl.constexpr,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SPLIT: tl.constexpr, WHOLE: tl.constexpr,
+    TAKEN: tl.constexpr, FEW: tl.constexpr, MANY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(0)
     # Not written by decode_kernel, which is the one before.
     context = tl.load(context_lens + sequence)
     first = tl.load(first_items + sequence).to(tl.int64)
     follow(PDL)
-    if context <= SPLIT:
+    if context <= WHOLE:
         return
     splits = tl.cdiv(context, SPLIT)
     head = tl.program_id(1) * TAKEN
@@ -37,6 +37,17 @@ def merge_kernel(
 
 
 @triton.jit
+def add_part(top, total, acc, part_top, part_total, part_sum):
+    """Maximum and sum of weights [n, 1] and sum of values [n, d] with one split more. What is
+    rounded is said: `kernels.hopper_attention_decode` does the same in registers."""
+    new_top = tl.maximum(top, part_top)
+    old, new = tl.exp2(top - new_top), tl.exp2(part_top - new_top)
+    total = tl.fma(part_total, new, total * old)
+    acc = tl.fma(part_sum, new, acc * old)
+    return new_top, total, acc
+
+
+@triton.jit
 def merge_few(
     sums, stats, splits, target,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TAKEN: tl.constexpr, COUNT: tl.constexpr,
@@ -51,16 +62,14 @@ def merge_few(
     columns = pieces * PIECE + tl.arange(0, PIECE)[None, :]
     own = stats + pieces * PIECE // HEAD_DIM * 2
     top = tl.full(pieces.shape, float("-inf"), tl.float32)
-    for part in tl.static_range(COUNT):
-        place = own + part * HEADS * 2
-        top = tl.maximum(top, tl.load(place, mask=there > part, other=float("-inf")))
-    acc = tl.zeros(columns.shape, tl.float32)
     total = tl.zeros(pieces.shape, tl.float32)
+    acc = tl.zeros(columns.shape, tl.float32)
     for part in tl.static_range(COUNT):
         real, place = there > part, own + part * HEADS * 2
-        weight = tl.exp2(tl.load(place, mask=real, other=float("-inf")) - top)
-        acc += weight * tl.load(sums + part * HEADS * HEAD_DIM + columns, mask=real, other=0.0)
-        total += weight * tl.load(place + 1, mask=real, other=0.0)
+        part_top = tl.load(place, mask=real, other=float("-inf"))
+        part_total = tl.load(place + 1, mask=real, other=0.0)
+        part_sum = tl.load(sums + part * HEADS * HEAD_DIM + columns, mask=real, other=0.0)
+        top, total, acc = add_part(top, total, acc, part_top, part_total, part_sum)
     tl.store(target + columns, (acc / total).to(target.dtype.element_ty), mask=inside)
 
 
@@ -99,8 +108,9 @@ def merge_splits(
     first_items: torch.Tensor,
     context_lens: torch.Tensor,
     out: torch.Tensor,
+    run: int = 1,
 ) -> None:
-    """Writes the rows of `out` [s, h, d] that have several splits.
+    """Writes the rows of `out` [s, h, d] that have more splits than `run`.
 
     partial [items, h, d]: weighted sums of values; stats [items, h, 2]: the maximum of the scores
     and the sum of the weights, all fp32. A row's are at first_items [s] and following.
@@ -109,6 +119,6 @@ def merge_splits(
     taken = merged_heads(sequences, heads)
     merge_kernel[(sequences, heads // taken)](
         partial, stats, first_items, context_lens, out,
-        HEADS=heads, HEAD_DIM=head_dim, SPLIT=SPLIT, TAKEN=taken, FEW=FEW, MANY=MANY,
-        num_warps=merge_warps(head_dim), **pdl_options(sequences),
+        HEADS=heads, HEAD_DIM=head_dim, SPLIT=SPLIT, WHOLE=run * SPLIT, TAKEN=taken, FEW=FEW,
+        MANY=MANY, num_warps=merge_warps(head_dim), **pdl_options(sequences),
     )  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attention_sizes import QUERY_ROWS, SPLIT, decode_tile, packed_heads
+from kernels.attention_sizes import QUERY_ROWS, SPLIT, decode_tile, packed_heads, run_of
 from kernels.attention_tile import add_tile, load_blocks, load_lines
 from kernels.decode_plan import ITEM, DecodePlan, plan_decode
 from kernels.hopper_attention_decode import hopper_decode, takes
@@ -159,14 +159,16 @@ def paged_attention_decode(
     kept = (plan.capacity, heads) if split else (0, 0)
     partial = torch.empty((*kept, head_dim), dtype=torch.float32, device=q.device)
     stats = torch.empty((*kept, 2), dtype=torch.float32, device=q.device)
+    run = 1
     if takes(q, k_pool):
+        run = run_of(sequences)
         hopper_decode(
             q, k_pool, v_pool, block_tables, plan, out, partial, stats, scale, early=early
         )
     else:
         _decode(q, k_pool, v_pool, block_tables, plan, out, partial, stats, scale, early=early)
     if split:
-        merge_splits(partial, stats, plan.first_items, context_lens, out)
+        merge_splits(partial, stats, plan.first_items, context_lens, out, run)
     return out
 
 

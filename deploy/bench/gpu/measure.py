@@ -138,18 +138,21 @@ class ModelRows:
             count * length / floor,
         )
 
-    def first_token(self, address: str) -> Row:
+    def first_token(self, address: str, frontends: int = 0) -> Row:
         """Milliseconds of one prompt alone, sent when the one before has its token, by one user
-        over one connection: of several front ends he has one."""
+        over one connection: of several front ends he has one. `frontends`: of the scheduler."""
         self.show(f"{self.shape}: first token")
         length = self.sizes.prompt
         user = Batch(1, length, self.vocab_size, length, connections=1)
         with user.bursts(address, 1) as bursts:
             bursts.send_in_turn(_WARM_UP_PROMPTS)
             turns = bursts.send_in_turn(_PROMPTS_IN_TURN * self.sizes.repetitions)
+        key, title = "first token", f"first token, prompt {length}"
+        if frontends:
+            key, title = f"{key} {frontends} frontends", f"{title}, {frontends} FEs"
         return Row(
-            f"{self.shape} first token",
-            f"{self.shape.upper()} first token, prompt {length}",
+            f"{self.shape} {key}",
+            f"{self.shape.upper()} {title}",
             "ms",
             tuple(1e3 * turn.first_tokens[0] for turn in turns),
             1e3 * prompts_floor(self.rates, self.size, [length]),

@@ -98,10 +98,14 @@ class ModelBench:
                 yield rows.mixed(address)
             if "prefill" in wanted:
                 yield rows.prefill(address)
-            if "first-token" in wanted:
-                yield rows.first_token(address)
+            if "first-token" in wanted and self._options.frontends:
+                yield rows.first_token(address, self._options.frontends)
             if "text" in wanted and not with_text:
                 with_text, _ = rows.steps(address, max(streams))
+        if "first-token" in wanted:
+            # One user needs no front ends, and by default there are none.
+            with self._scheduler(worker, "--frontends", "0") as address:
+                yield rows.first_token(address)
         if "text" in wanted:
             with self._scheduler(worker, "--no-tokenizer") as address:
                 ids, _ = rows.steps(address, max(streams))
@@ -126,7 +130,7 @@ class ModelBench:
                 *("--frontends", str(options.frontends), "--no-prefix-cache", *flags),
                 *options.scheduler_args,
             ),
-            listen=free_address() if options.frontends else None,
+            listen=free_address(),
         )
 
 

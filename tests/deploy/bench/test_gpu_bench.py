@@ -52,21 +52,22 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_rows_are_printed_and_written_with_what_they_were_measured_on(
     weights: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    only = ("--only", "tiny", "start", "decode", "first-token")
+    only = ("--only", "tiny", "start", "decode", "first-token", "--frontends", "1")
     repeated = ("--decode-steps", "4")
     assert (
-        main([*only, *SMALL, *repeated, "--weights", str(weights), "--json", str(weights / "x")])
+        main([*SMALL, *only, *repeated, "--weights", str(weights), "--json", str(weights / "x")])
         == 0
     )
     report = json.loads((weights / "x").read_text())
     rows = {row["key"]: row for row in report["rows"]}
     assert list(rows) == [
-        *("tiny start cold", "tiny start warm", "tiny decode 2", "tiny first token"),
-        "tiny decode 2 k4",
+        *("tiny start cold", "tiny start warm", "tiny decode 2", "tiny first token 1 frontends"),
+        *("tiny first token", "tiny decode 2 k4"),
     ]
     assert rows["tiny decode 2"]["gap_p99_ms"] >= 1.9  # a step's device time
     assert len(rows["tiny decode 2"]["values"]) == 2
-    assert len(rows["tiny first token"]["values"]) == 20
+    for key in ("tiny first token", "tiny first token 1 frontends"):
+        assert len(rows[key]["values"]) == 20
     assert report["starts"]["tiny warm"][-1][1].startswith("listening on unix:")
     assert report["settings"]["prompt"] == "8"
     assert report["card"] == CARD
