@@ -1,6 +1,8 @@
 """The sizes of paged attention's tiles and sums, by shape alone: no neighbour of a row may change
 the order in which its sums are made. Measured on an H200."""
 
+import math
+
 # Positions that a program of decode attention adds up.
 SPLIT = 256
 # Partial results merged at a time. Which of the two depends on the row's own count alone.
@@ -12,7 +14,7 @@ QUERY_ROWS, LINE_BYTES = 16, 256
 # has rows of its own, and zeros beside them. (tests/kernels/sum_order.py reads that from what is
 # compiled for an H200.)
 PACK_FROM = 16
-# Likewise of a program of `kernels.hopper_attention_decode`.
+# The same of `kernels.hopper_attention_decode`, where each head has instructions of its own.
 HOPPER_PACK_FROM = 64
 # Sequences from which on a program that merges partial results takes several heads.
 MERGE_SEVERAL_FROM = 128
@@ -41,18 +43,20 @@ def hopper_heads(sequences: int, kv_heads: int, group: int, head_dim: int) -> in
     return 2 if several and kv_heads % 2 == 0 else 1
 
 
-def hopper_ring(packed: int) -> dict[str, int]:
-    """Slots for tiles, and registers of a thread, of which there are 256: so that a multiprocessor
-    has two programs of several heads, or three of one."""
-    return {"SLOTS": 5, "maxnreg": 128} if packed > 1 else {"SLOTS": 4, "maxnreg": 80}
+def hopper_ring(queries: int) -> dict[str, int]:
+    """Slots for tiles, and registers of each of a program's 256 threads, by the columns of its
+    results: so that a multiprocessor has three programs of few queries, or two of many."""
+    return {"SLOTS": 4, "maxnreg": 80} if queries <= 8 else {"SLOTS": 5, "maxnreg": 128}
 
 
 def hopper_walkers(sequences: int, groups: int, packed: int) -> int:
     """Programs of each group of K/V heads, at most. Few sequences have no more than a card holds at
-    a time. Of many, those that it starts as others end even out what items differ in."""
+    a time. Of many, those that it starts as others end even out what items differ in; and each
+    meets splits of every place, since their number has no small factor."""
     if sequences < HOPPER_PACK_FROM:
         return -(-384 // groups)
-    return -(-(512 if packed > 1 else 2048) // groups)
+    most = -(-(512 if packed > 1 else 2048) // groups)
+    return next(count for count in range(most, 0, -1) if math.gcd(count, 2 * 3 * 5 * 7) == 1)
 
 
 def run_of(sequences: int) -> int:

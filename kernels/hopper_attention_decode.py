@@ -1,7 +1,7 @@
 """Paged decode attention on a Hopper card, written in Gluon, Triton's lower level.
 
-The items and the results are those of `kernels.paged_attention_decode`, for heads of 64 or 128 of
-two bytes an element. In a program one warp asks the copy engine for tiles of keys and values, into
+The items are those of `kernels.paged_attention_decode`, the heads of 64 or 128 of two bytes an
+element. In a program one warp asks the copy engine for tiles of keys and values, into
 a ring of slots, an item ahead if there is room; a warp group multiplies them. The tiles are the
 instructions' first operand: those of a warp group take 64 positions, or dims, by as few queries as
 share them. All scores of a split are there before its weights are made, so that nothing is scaled
@@ -239,14 +239,15 @@ def attend(
                     tops, totals, sums, part_tops, part_totals, part_sums, WIDTH
                 )
             else:
+                real = members < GROUP
                 for panel in gl.static_range(PANELS):
                     panel_heads = first_head + panel // WIDTH * GROUP + members
                     panel_dims = (panel % WIDTH * _TILE + lines)[:, None]
                     places = panel_heads.to(gl.int64) + (item + part) * HEADS
                     kept_lines = partial + places[None, :] * HEAD_DIM + panel_dims
-                    gl.store(kept_lines, part_sums[panel], mask=(members < GROUP)[None, :])
+                    gl.store(kept_lines, part_sums[panel], mask=real[None, :])
                     if panel % WIDTH == 0:
-                        kept_stats, real = partial_stats + places * 2, members < GROUP
+                        kept_stats = partial_stats + places * 2
                         gl.store(kept_stats, part_tops[panel // WIDTH], mask=real)
                         gl.store(kept_stats + 1, part_totals[panel // WIDTH], mask=real)
         if whole & (parts > 0):
@@ -277,7 +278,8 @@ def merge(tops, totals, sums, part_tops, part_totals, part_sums, WIDTH: gl.const
     return new_tops, new_totals, new_sums
 
 
-@gluon.jit
+# One compiled kernel for all sizes of a pool.
+@gluon.jit(do_not_specialize=["nowhere"])
 def hopper_decode_kernel(
     q, k_lines, v_lines, block_tables, items, count, out, partial, partial_stats,
     scale, table_width, nowhere,
@@ -298,6 +300,7 @@ def hopper_decode_kernel(
     for slot in gl.static_range(SLOTS):
         mbarrier.init(filled.index(slot), count=1)
         mbarrier.init(emptied.index(slot), count=1)
+    fence_async_shared()
     gl.warp_specialize(
         [
             (
@@ -322,8 +325,8 @@ def hopper_decode_kernel(
     )  # fmt: skip
 
 
-def takes(q: torch.Tensor, k_pool: torch.Tensor) -> bool:
-    """Whether `hopper_decode` is the way for queries [s, h, d] over such a pool."""
+def takes(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor) -> bool:
+    """Whether `hopper_decode` is the way for queries [s, h, d] over such pools."""
     _, heads, head_dim = q.shape
     blocks, block_size, kv_heads, _ = k_pool.shape
     return (
@@ -336,8 +339,10 @@ def takes(q: torch.Tensor, k_pool: torch.Tensor) -> bool:
         and block_size >= 8
         and (TILE % block_size == 0 or block_size % TILE == 0)
         and blocks * block_size < 2**31
-        and k_pool.is_contiguous()
-        and k_pool.data_ptr() % 16 == 0
+        and all(
+            pool.dtype == q.dtype and pool.is_contiguous() and pool.data_ptr() % 16 == 0
+            for pool in (k_pool, v_pool)
+        )
     )
 
 
@@ -363,17 +368,16 @@ def hopper_decode(
 ) -> None:
     """Writes the lines of `out` [s, h, d] that have no more splits than `run_of` the sequences, and
     of the others what `kernels.merge_splits` merges. `early`: another kernel was launched since
-    plan and block tables were written."""
+    plan, block tables and all before each row's last position in the pools were written."""
     sequences, heads, head_dim = q.shape
     blocks, block_size, kv_heads, _ = k_pool.shape
     packed = hopper_heads(sequences, kv_heads, heads // kv_heads, head_dim)
-    groups = kv_heads // packed
+    groups, queries = kv_heads // packed, max(8, next_power_of_2(heads // kv_heads))
     walkers = min(plan.capacity, hopper_walkers(sequences, groups, packed))
     hopper_decode_kernel[(walkers * groups,)](
         q, _lines(k_pool), _lines(v_pool), block_tables, plan.items, plan.count, out, partial,
         stats, scale * math.log2(math.e), block_tables.shape[1], blocks * block_size,
         HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, SPLIT=SPLIT,
-        ITEM=ITEM, RUN=run_of(sequences), PACKED=packed,
-        QUERIES=max(8, next_power_of_2(heads // kv_heads)), EARLY=early, num_warps=4,
-        **hopper_ring(packed), **pdl_options(sequences),
+        ITEM=ITEM, RUN=run_of(sequences), PACKED=packed, QUERIES=queries, EARLY=early, num_warps=4,
+        **hopper_ring(packed * queries), **pdl_options(sequences),
     )  # fmt: skip

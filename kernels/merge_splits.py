@@ -15,7 +15,7 @@ def merge_kernel(
     TAKEN: tl.constexpr, FEW: tl.constexpr, MANY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(0)
-    # Not written by decode_kernel, which is the one before.
+    # Not written by decode attention's kernel, which is the one before.
     context = tl.load(context_lens + sequence)
     first = tl.load(first_items + sequence).to(tl.int64)
     follow(PDL)

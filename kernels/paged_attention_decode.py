@@ -143,8 +143,8 @@ def paged_attention_decode(
     """See `kernels.reference.paged_attention_decode`; max_context_len bounds what is kept.
 
     A sequence of a negative context length is none, and its place in `out` stays as it is.
-    A given `plan` and the block tables are read at once: another kernel must have been launched
-    since they were written.
+    Given a `plan`, it, the block tables and what the pools hold before a row's last position are
+    read at once: another kernel must have been launched since they were written.
     """
     sequences, heads, head_dim = q.shape
     out = torch.empty_like(q) if out is None else out
@@ -160,7 +160,7 @@ def paged_attention_decode(
     partial = torch.empty((*kept, head_dim), dtype=torch.float32, device=q.device)
     stats = torch.empty((*kept, 2), dtype=torch.float32, device=q.device)
     run = 1
-    if takes(q, k_pool):
+    if takes(q, k_pool, v_pool):
         run = run_of(sequences)
         hopper_decode(
             q, k_pool, v_pool, block_tables, plan, out, partial, stats, scale, early=early

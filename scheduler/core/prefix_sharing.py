@@ -18,8 +18,9 @@ class PrefixSharing:
 
     A block is published once answered steps have written all of it. Its tokens were accepted
     by then, as each was the input of one of those steps. No step writes to it any more: those
-    in flight write behind it. What a row has computed and not published when it leaves is
-    lost: steps in flight are still to write there.
+    in flight write behind it. (A worker's attention counts on that: what lies before a row's last
+    position is read while the step's own tokens are being written.) What a row has computed and
+    not published when it leaves is lost: steps in flight are still to write there.
 
     Every row's table begins with `published` blocks of one chain of prefixes. Two rows that
     compute the same tokens at once fill a block each, and the first is published; the other

@@ -133,6 +133,32 @@ def check_decode(
     assert error(results[0], expected) < limit(dtype)
 
 
+def check_newest_position(
+    ops: Ops, dtype: torch.dtype, device: str, context_lens: list[int], head_dim: int
+) -> None:
+    """A step's decodes read the K/V that rope has written right before, with nothing between."""
+    heads, kv_heads, tokens = 6, 2, len(context_lens)
+    case = paged(context_lens, kv_heads, head_dim, 16, dtype, device)
+    tables = (case.block_tables, case.rows, case.context_lens)
+    slots = torch.stack([own[-1] for own in case.slots]).to(device)
+    for pool in (case.k_pool, case.v_pool):
+        pool.view(-1, kv_heads, head_dim)[slots] = float("nan")
+    qkv = randn(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype, device=device)
+    positions = (case.context_lens - 1).int()
+    angles = torch.rand(max(context_lens), head_dim // 2).to(device)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    pools = case.k_pool.clone(), case.v_pool.clone()
+    still = Paged(*pools, *tables, [])
+    q = ops.rope_and_write_kv(qkv, positions, cos_sin, slots, *pools, heads)
+    plan = ops.plan_decode(pools[0], *tables, sum(context_lens))
+    expected = decode(ops, q, still)
+    assert expected.isfinite().all()
+    for _ in range(3):
+        pools = case.k_pool.clone(), case.v_pool.clone()
+        q = ops.rope_and_write_kv(qkv, positions, cos_sin, slots, *pools, heads)
+        assert torch.equal(decode(ops, q, Paged(*pools, *tables, []), plan=plan), expected)
+
+
 def check_slot_rectangle(
     ops: Ops, dtype: torch.dtype, device: str, context_lens: list[int], head_dim: int
 ) -> None:

@@ -55,11 +55,13 @@ TYPES = {
     torch.bool: "i1", int: "i32", float: "fp32",
 }  # fmt: skip
 # By these a kernel becomes other instructions, as by a flag; by other keywords it has other sizes.
-TRAITS = ("num_warps", "BLOCK_M", "TAKEN", "STRETCHES")
+TRAITS = ("num_warps", "BLOCK_M", "TAKEN", "STRETCHES", "RUN")
 HEADS, KV_HEADS = 32, 8
 # A thread's own sums, and those with other threads.
 MERGED_SUMS = re.compile(r"\b(add\.f32|shfl\.sync\.bfly\.b32)\b")
-HOPPER_SUMS = re.compile(r"\b(wgmma\.mma_async\.\S*?k16|ex2\S+|shfl\.sync\.bfly\.b32)\b")
+HOPPER_SUMS = re.compile(
+    r"\b(wgmma\.mma_async\.\S*?k16|ex2\S+|shfl\.sync\.bfly\.b32|(?:fma\.rn|add|max)\.f32)\b"
+)
 
 
 class Compiled(NamedTuple):
@@ -100,11 +102,11 @@ def launch_attention(ops: ModuleType, head_dim: int, dtype: torch.dtype) -> None
 
 
 def launch_hopper_attention(head_dim: int) -> None:
-    """One K/V head to a program, and several."""
+    """One K/V head to a program, and several; one split, and a run of several."""
     pool = torch.empty(1, 16, KV_HEADS, head_dim, dtype=torch.bfloat16)
     table = torch.zeros(1, 32, dtype=torch.int32)
     stats = torch.empty(1, HEADS, 2)
-    for sequences in (1, HOPPER_PACK_FROM):
+    for sequences in (1, HOPPER_PACK_FROM, MERGE_SEVERAL_FROM):
         q = torch.empty(sequences, HEADS, head_dim, dtype=torch.bfloat16)
         rows = torch.zeros(sequences, dtype=torch.int32)
         plan = plan_decode(pool, table, rows, rows, 512)

@@ -5,7 +5,7 @@ import torch
 
 import kernels
 from kernels import hopper_attention_decode, paged_attention_decode
-from kernels.attention_sizes import HOPPER_PACK_FROM
+from kernels.attention_sizes import HOPPER_PACK_FROM, MERGE_SEVERAL_FROM
 from tests.kernels import checks, penalty_checks, product_checks
 from tests.kernels.cases import Paged, randn
 
@@ -121,8 +121,9 @@ def test_a_decode_does_not_depend_on_its_neighbours(ops: kernels.Ops, head_dim: 
 @pytest.mark.parametrize("head_dim", [16, 64, 128])
 def test_a_plan_made_once_serves_every_layer(ops: kernels.Ops, head_dim: int) -> None:
     checks.check_plan_of_many_layers(ops, BF16, "cuda", [20, 300, 512, 9000], (8, 8), head_dim)
-    many = [1 + 11 * i for i in range(90)]
-    checks.check_plan_of_many_layers(ops, BF16, "cuda", many, (8, 2), head_dim)
+    for count in (HOPPER_PACK_FROM, MERGE_SEVERAL_FROM):
+        many = [1 + 11 * i for i in range(count + 3)]
+        checks.check_plan_of_many_layers(ops, BF16, "cuda", many, (8, 2), head_dim)
 
 
 HOPPER = pytest.mark.skipif(
@@ -146,8 +147,10 @@ def test_decode_attention_of_a_hopper_card_equals_the_oracle(
 ) -> None:
     """With one K/V head to a program and, where there are two of 64, with several."""
     few = [1, 63, 64, 65, 255, 256, 257, block_size, block_size + 1, 1000]
-    many = [1 + 7 * i % 700 for i in range(HOPPER_PACK_FROM + 3)]
-    for contexts in (few, many):
+    many, more = (
+        [1 + 9 * i % 1300 for i in range(n + 3)] for n in (HOPPER_PACK_FROM, MERGE_SEVERAL_FROM)
+    )
+    for contexts in (few, many, more):
         checks.check_decode(ops, dtype, "cuda", contexts, heads, head_dim, block_size)
 
 
@@ -158,13 +161,30 @@ def test_a_hopper_cards_kernel_leaves_what_it_cannot_read_to_the_general_one(
     q = randn(1, 32, 64, dtype=BF16, device="cuda")
     pool = randn(3, 16, 8, 64, dtype=BF16, device="cuda")
     takes = hopper_attention_decode.takes
-    assert takes(q, pool)
-    assert not takes(q.float(), pool.float())
-    assert not takes(q[..., :32], pool[..., :32])
-    assert not takes(q, pool[:, :, :1])  # 32 queries of a K/V head
-    assert not takes(q, pool[:, :, ::2])
-    for block_size in (4, 24, 96):
-        assert not takes(q, randn(3, block_size, 8, 64, dtype=BF16, device="cuda"))
+    assert takes(q, pool, pool)
+    assert not takes(q.float(), pool.float(), pool.float())
+    assert not takes(q, pool.half(), pool.half())
+    shifted = randn(pool.numel() + 1, dtype=BF16, device="cuda")[1:].view_as(pool)
+    for strange in (pool[:, :, ::2], shifted):
+        assert not takes(q, strange, pool)
+        assert not takes(q, pool, strange)
+    for shape in ((3, 4, 8, 64), (3, 24, 8, 64), (3, 96, 8, 64), (3, 16, 1, 64), (3, 16, 8, 32)):
+        pool = randn(*shape, dtype=BF16, device="cuda")
+        assert not takes(q[..., : shape[-1]], pool, pool)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("count", [3, HOPPER_PACK_FROM + 3, MERGE_SEVERAL_FROM + 3])
+def test_a_decode_reads_what_the_kernel_before_it_writes(
+    ops: kernels.Ops, count: int, head_dim: int
+) -> None:
+    """Launched early, with a plan: of every row the newest position is written right before."""
+    checks.check_newest_position(
+        ops, BF16, "cuda", [1 + 21 * i % 1100 for i in range(count)], head_dim
+    )
+    checks.check_newest_position(
+        ops, BF16, "cuda", [64 * (1 + i % 9) + i % 2 for i in range(count)], head_dim
+    )
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
