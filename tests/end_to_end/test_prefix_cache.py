@@ -140,7 +140,14 @@ def test_a_tiny_llamas_tokens_are_the_same_with_and_without_and_when_its_worker_
     """Exact in float32 on the CPU."""
     model = tiny_llama(tmp_path)
     works = family(random.Random(3), 20, 40, 20, leave=0)
-    worker = ("--block-size", "4", "--threads", "1", "--num-blocks", "70")
+    worker = (
+        "--block-size",
+        "4",
+        "--threads",
+        "1",
+        "--num-blocks",
+        "22",
+    )  # for one or two requests
     whole = ("--no-tokenizer", "--no-prefix-cache")
     with running(model=model, worker=worker, scheduler=whole) as servers:
         expected = asyncio.run(at_random(servers.address, works, 0.0))
@@ -163,14 +170,15 @@ def test_a_tiny_llamas_tokens_are_the_same_with_and_without_and_when_its_worker_
 
     chunks = ("--pipeline-depth", "3", "--max-step-tokens", "24")
     with supervised(model=model, worker=worker, scheduler=chunks) as servers:
-        answers = asyncio.run(at_random(servers.address, works, 0.2))
+        answers = asyncio.run(at_random(servers.address, works, 0.0))
         assert outputs(answers) == outputs(expected)
+        # For want of blocks: the death, if all have their tokens by then, preempts nobody.
+        assert asyncio.run(idle_status(servers.address)).preemptions > 0
         answers = asyncio.run(with_a_death(servers.address, servers.child("worker").pid))
         status = asyncio.run(idle_status(servers.address))
     assert outputs(answers) == outputs(expected)
     assert status.worker_restarts == 1
-    assert status.preemptions > 0
-    assert status.prefix_hits > 200
+    assert status.prefix_hits > 100
 
 
 def test_a_dump_of_a_worker_whose_rows_share_blocks_replays_to_the_same_crash(
